@@ -1,0 +1,88 @@
+"""Quotas and chunks of the curriculum, over random datasets, weights and lane counts."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from support import catalog_of
+
+from zephon.work.mixture import Curriculum, row_weights
+from zephon.work.order import DatasetOrder, OrderOptions
+
+
+def curriculum(sizes, weights, *, lanes, chunk_size, repeat, seed=0):
+    orders = [
+        DatasetOrder(f"d{i}", catalog_of([n], 1), lanes=lanes, seed=seed, options=OrderOptions())
+        for i, n in enumerate(sizes)
+    ]
+    whole = row_weights(weights, [1.0] * len(sizes))
+    return Curriculum(orders, whole, lanes=lanes, chunk_size=chunk_size, seed=seed, repeat=repeat)
+
+
+shapes = st.integers(1, 5).flatmap(
+    lambda n: st.tuples(
+        st.lists(st.integers(1, 400), min_size=n, max_size=n),
+        st.lists(st.floats(1e-3, 1e3), min_size=n, max_size=n),
+    )
+)
+
+
+@given(shapes, st.integers(1, 64), st.integers(1, 300))
+def test_a_run_that_does_not_repeat_uses_every_row_exactly_once(shape, lanes, chunk_size):
+    sizes, weights = shape
+    made = curriculum(sizes, weights, lanes=lanes, chunk_size=chunk_size, repeat=False)
+    used = []
+    for lane in range(lanes):
+        index = 0
+        while (chunk := made.chunk(lane, index)) is not None:
+            used += list(zip(chunk.dataset.tolist(), chunk.row.tolist(), strict=True))
+            index += 1
+        assert index == made.chunks
+    assert sorted(used) == [(d, row) for d, n in enumerate(sizes) for row in range(n)]
+
+
+@given(shapes, st.integers(1, 16), st.integers(1, 300), st.integers(0, 10**12))
+def test_quotas_stay_within_a_row_of_the_target_per_lane_and_over_all_lanes(shape, lanes, chunk_size, index):
+    sizes, weights = shape
+    made = curriculum(sizes, weights, lanes=lanes, chunk_size=chunk_size, repeat=True)
+    before = np.array([made.rows_before(lane, index) for lane in range(lanes)], dtype=object)
+    target = [index * chunk_size * w / sum(weights) for w in weights]
+    slack = 1 + 1e-9 * index * chunk_size
+    for d, wanted in enumerate(target):
+        assert all(abs(count - wanted) <= slack for count in before[:, d])
+        assert abs(before[:, d].sum() - lanes * wanted) <= 1 + lanes * (slack - 1)
+
+
+@given(shapes, st.integers(1, 16), st.integers(1, 200), st.booleans(), st.data())
+def test_chunks_follow_each_other_without_gap_or_overlap_and_do_not_depend_on_history(
+    shape, lanes, chunk_size, repeat, data
+):
+    sizes, weights = shape
+    made = curriculum(sizes, weights, lanes=lanes, chunk_size=chunk_size, repeat=repeat)
+    lane = data.draw(st.integers(0, lanes - 1))
+    for index in range(min(6, made.chunks or 6)):
+        chunk = made.chunk(lane, index)
+        counts = np.bincount(chunk.dataset, minlength=len(sizes)).tolist()
+        steps = zip(made.rows_before(lane, index), made.rows_before(lane, index + 1), strict=True)
+        assert counts == [after - before for before, after in steps]
+        again = curriculum(sizes, weights, lanes=lanes, chunk_size=chunk_size, repeat=repeat).chunk(lane, index)
+        assert again.row.tolist() == chunk.row.tolist() and again.dataset.tolist() == chunk.dataset.tolist()
+
+
+def test_datasets_stand_evenly_in_a_chunk():
+    made = curriculum([10_000, 10_000], [3.0, 1.0], lanes=1, chunk_size=4000, repeat=True)
+    chunk = made.chunk(0, 5)
+    for start in range(0, 4000, 100):
+        assert 20 <= (chunk.dataset[start : start + 100] == 1).sum() <= 30
+
+
+def test_a_dataset_that_ends_is_not_thinned_out_but_ends_early():
+    made = curriculum([100, 10_000], [1.0, 1.0], lanes=1, chunk_size=16384, repeat=False)
+    chunk = made.chunk(0, 0)
+    assert (chunk.dataset[:190] == 0).sum() > 85
+    assert (chunk.dataset[210:] == 0).sum() == 0
+
+
+def test_a_rare_dataset_does_not_come_in_every_lane_at_once():
+    made = curriculum([100, 100], [1.0, 1e-4], lanes=64, chunk_size=100, repeat=True)
+    total = [sum(made.rows_before(lane, index)[1] for lane in range(64)) for index in range(0, 101, 10)]
+    assert np.abs(np.array(total) - np.arange(0, 101, 10) * 100 * 64 * 1e-4).max() <= 1.01

@@ -1,0 +1,132 @@
+"""Wrap packing and record shuffling against a plain Python account of what they must do."""
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zephon.ops import Shuffle, Shuffler, WrapPacker
+from zephon.records import Pointer, RecordBlock, TokenBlock
+
+documents = st.lists(st.integers(0, 40), min_size=0, max_size=40)  # lengths in tokens; 0 can happen
+
+
+def block_of(lengths, first, chunk=0):
+    """Document i is the tokens i * 1000, i * 1000 + 1, ..., at row 10 * i and position i of its chunk."""
+    index = np.arange(first, first + len(lengths), dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = np.concatenate([np.arange(n) + i * 1000 for i, n in zip(index, lengths, strict=True)] + [[]])
+    zero = np.zeros(1, dtype=np.int64)
+    return TokenBlock(
+        tokens.astype(np.uint32), offsets, (index % 3).astype(np.int32), index * 10, index, chunk, zero, zero
+    )
+
+
+def run(jobs):
+    return [job.run() for job in jobs]
+
+
+def pack(lengths, cuts, record_length, **kwargs):
+    """Feed documents in blocks cut at `cuts`; gives the packer and all its records."""
+    packer = WrapPacker(record_length, **kwargs)
+    out = []
+    edges = sorted({0, len(lengths), *[cut for cut in cuts if cut <= len(lengths)]})
+    for low, high in zip(edges[:-1], edges[1:], strict=True):
+        out += run(packer.push(block_of(lengths[low:high], low)))
+    return packer, RecordBlock.concat([RecordBlock.empty(record_length), *out])
+
+
+def described(records):
+    """Every span as (record, start, row, first token, tokens)."""
+    lengths = records.span_lengths()
+    return [
+        (record, int(records.span_start[s]), int(records.span_row[s]), int(records.span_token[s]), int(lengths[s]))
+        for record in range(len(records))
+        for s in range(records.span_offsets[record], records.span_offsets[record + 1])
+    ]
+
+
+@given(documents, st.lists(st.integers(0, 40), max_size=6), st.integers(2, 33))
+def test_wrap_puts_every_token_in_one_record_in_order(lengths, cuts, record_length):
+    packer, records = pack(lengths, cuts, record_length)
+    flat = [i * 1000 + t for i, n in enumerate(lengths) for t in range(n)]
+    whole = len(flat) // record_length
+    assert records.tokens.reshape(-1).tolist() == flat[: whole * record_length]
+    assert packer.records == len(records) == whole
+    spans = []
+    for record in range(whole):
+        for place, token in enumerate(flat[record * record_length : (record + 1) * record_length]):
+            if place == 0 or token % 1000 == 0:
+                spans.append([record, place, token // 1000 * 10, token % 1000, 0])
+            spans[-1][4] += 1
+    assert described(records) == [tuple(span) for span in spans]
+    assert records.span_dataset.tolist() == [row // 10 % 3 for _, _, row, _, _ in spans]
+
+
+@given(documents, st.integers(2, 33), st.data())
+def test_packing_goes_on_from_a_carry_as_if_it_had_never_stopped(lengths, record_length, data):
+    cut = data.draw(st.integers(0, len(lengths)))
+    packer, head = pack(lengths[:cut], [], record_length)
+    pointer = packer.carry() or Pointer(0, cut, 0)
+    resumed = WrapPacker(record_length, skip=pointer.token)
+    tail = run(resumed.push(block_of(lengths[pointer.position :], pointer.position)))
+    both = RecordBlock.concat([head, *tail])
+    _, whole = pack(lengths, [], record_length)
+    assert both.tokens.tolist() == whole.tokens.tolist()
+    assert described(both) == described(whole)
+
+
+@given(documents, st.integers(2, 33), st.booleans())
+def test_at_the_end_what_is_held_is_padded_or_counted(lengths, record_length, pad):
+    packer, records = pack(lengths, [], record_length, pad_token=7 if pad else None)
+    last = run(packer.finish())
+    left = sum(lengths) % record_length
+    if not pad:
+        assert not last and packer.tokens_left_out == left
+    elif left:
+        (block,) = last
+        assert block.lengths.tolist() == [left]
+        assert (block.tokens[0, left:] == 7).all()
+        assert sum(block.span_lengths()) == left
+    assert packer.carry() is None or not pad
+    assert len(records) == sum(lengths) // record_length
+
+
+@given(documents, st.integers(1, 40), st.integers(1, 4), st.lists(st.integers(1, 9), max_size=8), st.integers(0, 9))
+def test_shuffling_moves_records_within_their_buffer_only_and_does_not_depend_on_blocks(
+    lengths, buffer_size, lanes, sizes, window
+):
+    _, records = pack(lengths, [], 3)
+
+    def shuffled(cuts):
+        shuffler = Shuffler(Shuffle(buffer_size, 5), lane=0, lanes=lanes, window=window)
+        parts, start = [], 0
+        for stop in [*cuts, len(records)]:
+            if start < stop <= len(records):
+                parts += run(shuffler.push(records.slice(start, stop)))
+                start = stop
+        parts += run(shuffler.flush())
+        return RecordBlock.concat([RecordBlock.empty(3), *parts])
+
+    once = shuffled([])
+    assert described(once) == described(shuffled(np.cumsum(sizes).tolist()))
+    assert once.tokens.tolist() == shuffled(np.cumsum(sizes).tolist()).tokens.tolist()
+    per_lane = max(1, buffer_size // lanes)
+    for start in range(0, len(records), per_lane):
+        moved = once.tokens[start : start + per_lane].tolist()
+        assert sorted(moved) == sorted(records.tokens[start : start + per_lane].tolist())
+
+
+@given(documents, st.integers(2, 9), st.data())
+def test_slicing_joining_and_arranging_records_keeps_their_spans(lengths, record_length, data):
+    _, records = pack(lengths, [], record_length)
+    cut = data.draw(st.integers(0, len(records)))
+    parts = [records.slice(0, cut), records.slice(cut, len(records))]
+    again = RecordBlock.concat(parts)
+    assert described(again) == described(records) and again.tokens.tolist() == records.tokens.tolist()
+    order = data.draw(st.permutations(range(len(records))))
+    arranged = RecordBlock.arrange(parts, np.array(order, dtype=np.int64))
+    by_record = {}
+    for record, *rest in described(records):
+        by_record.setdefault(record, []).append(rest)
+    assert [rest for _, *rest in described(arranged)] == [rest for i in order for rest in by_record[i]]
+    assert arranged.tokens.tolist() == records.tokens[order].tolist()

@@ -1,0 +1,110 @@
+"""The decode cache: bounded bytes, one decode per group, errors that do not stick."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pytest
+
+from zephon.errors import DataError, RecipeError
+from zephon.io import DecodeCache
+
+
+def table(size: int) -> pa.Table:
+    return pa.table({"n": pa.array(range(size // 8), pa.int64())})
+
+
+def never():
+    raise AssertionError("decoded again")
+
+
+def test_the_least_recently_used_groups_go_first_and_bytes_stay_bounded():
+    cache = DecodeCache(1000)
+    for key in "abc":
+        cache.get(key, lambda: table(320))
+    cache.get("a", never)
+    cache.get("d", lambda: table(320))
+    assert cache.bytes == 960
+    cache.get("a", never)
+    cache.get("c", never)
+    with pytest.raises(AssertionError):
+        cache.get("b", never)
+
+
+def test_a_group_larger_than_the_cache_is_kept_until_another_is_asked_for():
+    cache = DecodeCache(100)
+    big = cache.get("big", lambda: table(8000))
+    assert cache.get("big", never) is big
+    cache.get("small", lambda: table(80))
+    assert cache.bytes == 80
+
+
+def test_a_cache_of_no_bytes_keeps_nothing():
+    cache = DecodeCache(0)
+    assert cache.get("a", lambda: table(80)).num_rows == 10
+    assert cache.bytes == 0
+    with pytest.raises(AssertionError):
+        cache.get("a", never)
+    with pytest.raises(RecipeError, match="-1 bytes"):
+        DecodeCache(-1)
+
+
+def test_threads_that_want_one_group_decode_it_once():
+    cache, calls, start = DecodeCache(1000), [], threading.Barrier(8)
+
+    def decode():
+        calls.append(1)
+        return table(80)
+
+    def want():
+        start.wait()
+        return cache.get("a", decode)
+
+    with ThreadPoolExecutor(8) as pool:
+        tables = [future.result() for future in [pool.submit(want) for _ in range(8)]]
+    assert len(calls) == 1 and all(found is tables[0] for found in tables)
+
+
+def test_an_error_reaches_every_waiter_and_is_not_remembered():
+    cache, entered, release = DecodeCache(1000), threading.Event(), threading.Event()
+
+    def fail():
+        entered.set()
+        release.wait(10)
+        raise DataError("broken")
+
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(cache.get, "a", fail)
+        entered.wait(10)
+        others = [pool.submit(cache.get, "a", fail) for _ in range(2)]
+        release.set()
+        for future in (first, *others):
+            with pytest.raises(DataError, match="broken"):
+                future.result(10)
+    assert cache.get("a", lambda: table(80)).num_rows == 10
+
+
+def test_a_waiter_decodes_by_itself_when_the_first_thread_is_interrupted():
+    cache, entered, release = DecodeCache(1000), threading.Event(), threading.Event()
+
+    def interrupted():
+        entered.set()
+        release.wait(10)
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(cache.get, "a", interrupted)
+        entered.wait(10)
+        second = pool.submit(cache.get, "a", lambda: table(80))
+        release.set()
+        assert second.result(10).num_rows == 10
+        with pytest.raises(KeyboardInterrupt):
+            first.result(10)
+
+
+def test_discard_frees_what_it_is_told_to():
+    cache = DecodeCache(1000)
+    cache.get((1, 0), lambda: table(80))
+    cache.get((2, 0), lambda: table(160))
+    cache.discard(lambda key: key[0] == 1)
+    assert cache.bytes == 160

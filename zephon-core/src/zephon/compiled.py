@@ -1,0 +1,317 @@
+"""From the description of a pipeline to something that runs: open, check, measure, plan.
+
+This is where a misconfigured run fails, before its first batch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from .batch import BatchInfo
+from .engine import Engine, Fetcher, Plan, Runner, make_runner
+from .errors import PipelineError
+from .io import DecodeCache, OpenDataset
+from .ops import Batch, PackFlat, Shuffle, Tokenize, TokenizeWorker
+from .options import DEFAULT_LOOKAHEAD_BYTES, CacheOptions, Options, default_workers
+from .state import STREAM_VERSION, LaneStart
+from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
+from .topology import Topology, resolve_lanes
+from .work import StaticMixtureWorkSource, TokenEstimation
+
+__all__ = ["Compiled", "Operators", "compile_pipeline"]
+
+_SAMPLE_ROWS = 64
+_SAMPLE_BYTES = 256 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Operators:
+    """The operators of a pipeline, each at its place.
+
+    Raises:
+        PipelineError: one is missing, double or out of place.
+    """
+
+    tokenize: Tokenize
+    pack: PackFlat
+    shuffle: Shuffle | None
+    batch: Batch
+
+    @staticmethod
+    def from_list(operators: Sequence[Any]) -> Operators:
+        """Check the order tokenize, pack_flat, shuffle (optional), batch."""
+        names = {Tokenize: "tokenize", PackFlat: "pack_flat", Shuffle: "shuffle", Batch: "batch"}
+        order = list(names)
+        seen = [type(operator) for operator in operators]
+        described = ", ".join(names[kind] for kind in seen) or "none"
+        for kind in order:
+            if seen.count(kind) > 1:
+                raise PipelineError(f"the pipeline has {names[kind]} twice (its operators: {described}); one is needed.")
+        if [order.index(kind) for kind in seen] != sorted(order.index(kind) for kind in seen):
+            raise PipelineError(
+                f"the operators come in the order {described}; they must come as tokenize, pack_flat, shuffle, batch."
+            )
+        for kind in (Tokenize, PackFlat, Batch):
+            if kind not in seen:
+                raise PipelineError(
+                    f"the pipeline lacks {names[kind]} (its operators: {described}); add .{names[kind]}(...)."
+                )
+        by_kind = dict(zip(seen, operators, strict=True))
+        return Operators(by_kind[Tokenize], by_kind[PackFlat], by_kind.get(Shuffle), by_kind[Batch])
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A pipeline ready to run: opened datasets, loaded tokenizer, measured ratios and the plan.
+
+    Attributes:
+        fingerprint: everything that decides the data, by name, as JSON types.
+        tokens_per_row: by dataset name.
+        workers: threads by kind of work.
+    """
+
+    source: StaticMixtureWorkSource
+    operators: Operators
+    options: Options
+    topology: Topology
+    datasets: tuple[OpenDataset, ...]
+    tokenizer: Tokenizer
+    bos_id: int | None
+    eos_id: int | None
+    tokens_per_row: dict[str, float]
+    fingerprint: dict[str, Any]
+    workers: dict[str, int]
+    plan: Plan
+    info: BatchInfo
+
+    @property
+    def digest(self) -> str:
+        """One SHA-256 over the fingerprint and the measured ratios."""
+        text = json.dumps([self.fingerprint, self.tokens_per_row], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of the tokens of one record."""
+        return self.operators.pack.record_length * 4
+
+    @property
+    def ready_records(self) -> int:
+        """How many finished records may wait for the consumer."""
+        return self.options.ready_records(self.operators.batch.microbatch_size, self.record_bytes)
+
+    def runner(self) -> Runner:
+        """A fresh runner."""
+        return make_runner(self.options.runner, **self.workers)
+
+    def engine(
+        self,
+        starts: Mapping[int, tuple[LaneStart, int]],
+        on_window: Callable[[int, LaneStart], None] | None = None,
+    ) -> Engine:
+        """A fresh engine with its lanes at `starts`; see `Engine`."""
+        return Engine(self.plan, self.runner(), starts, max(1, self.ready_records // 2), on_window)
+
+    def explain(self) -> str:
+        """The compiled plan, for people."""
+        return _explain(self)
+
+
+def compile_pipeline(
+    source: StaticMixtureWorkSource,
+    operators: Operators,
+    options: Options,
+    tokens_per_row: Mapping[str, float] | None = None,
+) -> Compiled:
+    """Open the datasets, load the tokenizer, measure token ratios (unless given) and plan the run."""
+    lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
+    topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
+    cache_options = CacheOptions.from_io_options(options.io_options)
+    cache = DecodeCache(cache_options.memory_bytes)
+    field = operators.tokenize.field
+    columns = [dataset.text_field or field for dataset in source.datasets]
+    datasets = tuple(
+        dataset.open([column], size_column=column, cache=cache, index_dir=cache_options.index_dir)
+        for dataset, column in zip(source.datasets, columns, strict=True)
+    )
+    tokenizer = load_tokenizer(operators.tokenize.tokenizer_id, backend=operators.tokenize.backend)
+    bos_id, eos_id = resolve_special_tokens(operators.tokenize.special_tokens, tokenizer)
+    tokenizer.selfcheck(_sample_texts(datasets, columns))
+    worker = TokenizeWorker(tokenizer, field, bos_id, eos_id, len(datasets))
+    if tokens_per_row is None:
+        tokens_per_row = _measure(source, datasets, columns, field, worker)
+    ratios = [tokens_per_row[dataset.name] for dataset in datasets]
+    curriculum = source.curriculum(datasets, ratios, lanes=lanes)
+    threads = default_workers()
+    workers = {
+        "tokenize": operators.tokenize.parallelism or threads,
+        "pack": options.pack_parallelism or operators.pack.parallelism or 1,
+    }
+    if options.fetch_parallelism:
+        workers["fetch"] = options.fetch_parallelism
+    plan = Plan(
+        topology=topology,
+        curriculum=curriculum,
+        window_chunks=options.flush_every_k_chunks,
+        fetch=Fetcher(datasets, columns, field),
+        tokenize=worker,
+        fetch_apart="fetch" in workers,
+        pack=operators.pack,
+        shuffle=operators.shuffle,
+        pad_token=eos_id if eos_id is not None else 0,
+        finite=not source.repeat,
+        pad_last=not operators.batch.drop_last,
+        dataset_names=tuple(dataset.name for dataset in datasets),
+        row_bytes=np.array([max(1.0, d.catalog.bytes / d.catalog.rows) for d in datasets]),
+        lookahead_bytes=options.prefetch_buffer_size or DEFAULT_LOOKAHEAD_BYTES,
+        barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
+    )
+    return Compiled(
+        source=source,
+        operators=operators,
+        options=options,
+        topology=topology,
+        datasets=datasets,
+        tokenizer=tokenizer,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        tokens_per_row=dict(tokens_per_row),
+        fingerprint=_fingerprint(source, operators, options, topology, datasets, columns, tokenizer, (bos_id, eos_id)),
+        workers=workers,
+        plan=plan,
+        info=BatchInfo(plan.dataset_names, tuple(d.catalog for d in datasets), eos_id),
+    )
+
+
+def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> list[str]:
+    """Some documents of every dataset, for the tokenizer's self-check."""
+    texts: list[str] = []
+    for dataset, column in zip(datasets, columns, strict=True):
+        rows = np.arange(min(_SAMPLE_ROWS, dataset.catalog.rows), dtype=np.int64)
+        budget = _SAMPLE_BYTES
+        for text in dataset.take(rows).column(column).to_pylist():
+            if text and budget > 0:
+                texts.append(text[:budget])
+                budget -= len(text)
+    return texts
+
+
+def _measure(
+    source: StaticMixtureWorkSource,
+    datasets: Sequence[OpenDataset],
+    columns: Sequence[str],
+    field: str,
+    worker: TokenizeWorker,
+) -> dict[str, float]:
+    """Tokens per row by dataset name; with one dataset nothing depends on it, so nothing is measured."""
+    if source.token_estimation is None or len(datasets) == 1:
+        return dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
+    ratios = {}
+    for dataset, column in zip(datasets, columns, strict=True):
+
+        def count(table: pa.Table, column: str = column) -> int:
+            return worker.count(pa.table({field: table.column(column)}))
+
+        ratios[dataset.name] = source.token_estimation.tokens_per_row(dataset, column, count, seed=source.seed)
+    return ratios
+
+
+def _fingerprint(
+    source: StaticMixtureWorkSource,
+    operators: Operators,
+    options: Options,
+    topology: Topology,
+    datasets: Sequence[OpenDataset],
+    columns: Sequence[str],
+    tokenizer: Tokenizer,
+    special: tuple[int | None, int | None],
+) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "stream_version": STREAM_VERSION,
+        "canonical_replicas": topology.lanes,
+        "seq_len": operators.pack.max_length,
+        "tokenizer": tokenizer.content_hash[:16],
+        "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}",
+        "special_tokens": f"bos={special[0]} eos={special[1]}",
+        "pack_algorithm": operators.pack.algorithm,
+        "shuffle": f"buffer_size={operators.shuffle.buffer_size} seed={operators.shuffle.seed}"
+        if operators.shuffle
+        else "none",
+        "seed": source.seed,
+        "chunk_size": source.chunk_size,
+        "flush_every_k_chunks": options.flush_every_k_chunks,
+        "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
+        "repeat": source.repeat,
+        "drop_last": operators.batch.drop_last,
+        "token_estimation": f"sample_bytes={source.token_estimation.sample_bytes}" if source.token_estimation else "none",
+        "datasets": " ".join(dataset.name for dataset in datasets),
+    }
+    for dataset, column, share in zip(datasets, columns, source.shares.values(), strict=True):
+        catalog = dataset.catalog
+        made[f"dataset {dataset.name}"] = {
+            "shards": len(catalog.shard_names),
+            "rows": int(catalog.rows),
+            "content": catalog.fingerprint[:16],
+            "text_field": column,
+            "share": share,
+        }
+    return made
+
+
+def _explain(compiled: Compiled) -> str:
+    plan, topology, options = compiled.plan, compiled.topology, compiled.options
+    operators, source = compiled.operators, compiled.source
+    cache = CacheOptions.from_io_options(options.io_options)
+    ready = compiled.ready_records * compiled.record_bytes
+    buffered = operators.shuffle.buffer_size * compiled.record_bytes if plan.shuffle else 0
+    # Text under way and the tokens made of it; records ready, cut and in the shuffle buffers, twice while gathered.
+    bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered)
+    lines = ["data"]
+    for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
+        catalog = dataset.catalog
+        lines.append(
+            f"  {dataset.name}: {share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
+            f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} "
+            f"{'tokens' if source.token_estimation and len(compiled.datasets) > 1 else 'bytes'} per row"
+        )
+    lines += [
+        f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "
+        f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, repeat {source.repeat}",
+        "operators",
+        f"  tokenize: {operators.tokenize.tokenizer_id}, {compiled.tokenizer.backend} "
+        f"{compiled.tokenizer.backend_version}, BOS {compiled.bos_id}, EOS {compiled.eos_id}, "
+        f"column {operators.tokenize.field}",
+        f"  pack_flat: {operators.pack.algorithm}, records of {operators.pack.record_length:,} tokens",
+    ]
+    if operators.shuffle:
+        lines.append(
+            f"  shuffle: buffer of {operators.shuffle.buffer_size:,} records, "
+            f"{max(1, operators.shuffle.buffer_size // topology.lanes):,} per lane"
+        )
+    lines += [
+        f"  batch: {operators.batch.microbatch_size} records",
+        f"workers: runner {options.runner}"
+        + (", " + ", ".join(f"{kind} {count}" for kind, count in compiled.workers.items()))
+        * (options.runner == "threads"),
+        f"lanes: {topology.lanes}, of which group {topology.dp_group_id} of {topology.dp_degree} owns "
+        f"{topology.owned.start} to {topology.owned.stop - 1}",
+        f"window: {plan.window_chunks} chunk(s) of {source.chunk_size:,} rows per lane",
+        f"look-ahead: {_size(plan.lookahead_bytes)} of text, {compiled.ready_records:,} records ready ({_size(ready)})",
+        f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache.memory_bytes)} for decoded data",
+    ]
+    return "\n".join(lines)
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

@@ -1,0 +1,8 @@
+"""The engine: lanes at work, in order, on threads or in the calling thread."""
+
+from .engine import Ahead, Engine
+from .lane import LaneStream, Totals
+from .plan import Fetcher, Plan
+from .runners import RUNNERS, Runner, make_runner
+
+__all__ = ["RUNNERS", "Ahead", "Engine", "Fetcher", "LaneStream", "Plan", "Runner", "Totals", "make_runner"]

@@ -1,0 +1,286 @@
+"""A lane at work: rows of its chunks in, records out, in order, with bounded look-ahead.
+
+    curriculum -> [fetch, tokenize]  -> packer -> shuffler -> ready
+                   workers, ahead       one thread (whoever calls `advance`)
+
+Work under way stands in queues in the order of the lane. What workers finish early waits there; accumulators only
+ever take the head. The end of a window travels through the queues as a mark between blocks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from ..errors import DataError
+from ..ops import Job
+from ..records import RecordBlock, TokenBlock
+from ..state import LaneStart
+from .plan import Plan
+from .runners import Runner, Task
+
+__all__ = ["LaneStream", "Totals"]
+
+# A block costs about a millisecond besides what its text costs, so blocks are as large as the look-ahead allows; a lane
+# starts with small ones, so that its first record does not wait for a large one.
+_MAX_BLOCK_BYTES = 2 << 20
+_FIRST_BLOCK_BYTES = 128 << 10
+_BLOCKS_AHEAD = 2
+_SMALL_JOB_BYTES = 1 << 20
+
+
+class Totals:
+    """Counts over the rows and tokens that went through the lanes of this process, per dataset.
+
+    Attributes:
+        rows: int64[n_datasets], rows read.
+        skipped: int64[n_datasets], rows that were null, empty or only white space.
+        tokens: int64[n_datasets], tokens made, special tokens included.
+        left_out: tokens that did not fill a last record.
+    """
+
+    def __init__(self, n_datasets: int) -> None:
+        self.rows = np.zeros(n_datasets, dtype=np.int64)
+        self.skipped = np.zeros(n_datasets, dtype=np.int64)
+        self.tokens = np.zeros(n_datasets, dtype=np.int64)
+        self.left_out = 0
+
+    def add(self, block: TokenBlock) -> None:
+        """Count one block."""
+        self.rows += block.rows_read
+        self.skipped += block.rows_skipped
+        self.tokens += np.bincount(
+            block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)
+        ).astype(np.int64)
+
+
+class _WindowEnd:
+    """The mark between the blocks of one window and the next."""
+
+
+class _LaneEnd:
+    """The mark after the last block of a lane."""
+
+
+_WINDOW_END, _LANE_END = _WindowEnd(), _LaneEnd()
+
+
+class _Now:
+    """A task that is done already: a job too small to hand over."""
+
+    __slots__ = ("_job",)
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def done(self) -> bool:
+        return True
+
+    def result(self) -> RecordBlock:
+        return self._job.run()
+
+
+_Piece = tuple[np.ndarray, np.ndarray, int, int]
+_Queue = deque[Task | _WindowEnd | _LaneEnd]
+
+
+class LaneStream:
+    """The records of one lane from `start` on.
+
+    Args:
+        plan: the compiled pipeline.
+        lane: which lane.
+        start: where it begins.
+        skip: records after `start` that have been used already.
+        runner: runs the work.
+        totals: where to count.
+        lookahead_bytes: text that this lane may have under way or ready.
+        on_window: told of every window that the lane reaches.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        lane: int,
+        start: LaneStart,
+        skip: int,
+        runner: Runner,
+        totals: Totals,
+        lookahead_bytes: int,
+        on_window: Callable[[int, LaneStart], None] | None = None,
+    ) -> None:
+        self.windows: deque[LaneStart] = deque([start])
+        """Starts of the windows reached, ascending; whoever takes checkpoints drops what is no longer needed."""
+        self.ready = 0
+        """Records that can be taken now."""
+        self.ended = False
+        """No records will come besides those ready."""
+        self._plan, self._lane, self._runner, self._totals = plan, lane, runner, totals
+        self._on_window = on_window
+        self._window = start.window
+        self._records_before = start.records_before
+        self._packer = plan.packer(start)
+        self._shuffler = plan.shuffler(lane, start)
+        self._skip = skip
+        self._budget = lookahead_bytes
+        self._block_bytes = _FIRST_BLOCK_BYTES
+        self._largest_block = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
+        self._work = self._pieces(start)
+        self._exhausted = False
+        self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
+        self._estimates: deque[float] = deque()
+        self._documents: _Queue = deque()
+        self._packed: _Queue = deque()
+        self._shuffled: _Queue = deque() if self._shuffler else self._packed
+        self._blocks: deque[RecordBlock] = deque()
+        self._barren_rows = 0  # rows since the last token
+
+    def fill(self) -> None:
+        """Hand out work up to the look-ahead; at least one block where nothing is under way."""
+        ready_bytes = self.ready * self._plan.pack.record_length * 4
+        while not self._exhausted and (
+            not self._documents or (self._runner.looks_ahead and self._under_way + ready_bytes < self._budget)
+        ):
+            self._hand_out()
+
+    def advance(self, *, wait: bool) -> None:
+        """Move finished work on; with `wait`, until records are ready or the lane has ended."""
+        self._move_finished()
+        while wait and not self.ready and not self.ended:
+            if not (self._shuffled or self._packed or self._documents):
+                self.fill()
+            # The work nearest to the exit is the oldest; everything behind it goes on meanwhile.
+            if self._shuffled:
+                self._out(self._shuffled.popleft())
+            elif self._packed:
+                self._shuffle(self._packed.popleft())
+            else:
+                self._pack(self._documents.popleft())
+                self.fill()
+            self._move_finished()
+
+    def take(self, count: int) -> RecordBlock:
+        """The next `count` records; at most `ready`, at least one."""
+        parts = []
+        need = count
+        while need:
+            block = self._blocks.popleft()
+            if len(block) > need:
+                self._blocks.appendleft(block.slice(need, len(block)))
+                block = block.slice(0, need)
+            parts.append(block)
+            need -= len(block)
+        self.ready -= count
+        return RecordBlock.concat(parts)
+
+    def _move_finished(self) -> None:
+        while self._shuffled and _finished(self._shuffled[0]):
+            self._out(self._shuffled.popleft())
+        while self._shuffler and self._packed and _finished(self._packed[0]):
+            self._shuffle(self._packed.popleft())
+        while self._runner.looks_ahead and self._documents and _finished(self._documents[0]):
+            self._pack(self._documents.popleft())
+
+    def _hand_out(self) -> None:
+        """Start the next piece of work, or note that there is none."""
+        piece = next(self._work)
+        if not isinstance(piece, tuple):
+            self._documents.append(piece)
+            self._exhausted = isinstance(piece, _LaneEnd)
+            return
+        estimate = float(self._plan.row_bytes[piece[0]].sum())
+        plan, submit = self._plan, self._runner.submit
+        if plan.fetch_apart:
+            task = submit("tokenize", _tokenize_fetched, plan, submit("fetch", plan.fetch, *piece))
+        else:
+            task = submit("tokenize", _fetch_and_tokenize, plan, piece)
+        self._documents.append(task)
+        self._estimates.append(estimate)
+        self._under_way += estimate
+
+    def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+        """The next documents, or a mark, into the packer."""
+        if isinstance(item, _WindowEnd):
+            self._window += 1
+            carry = self._packer.carry()
+            before = self._records_before + self._packer.records
+            if carry is None:
+                start = LaneStart(self._window, before, self._window * self._plan.window_chunks)
+            else:
+                start = LaneStart(self._window, before, carry.chunk, carry.position, carry.token)
+            self.windows.append(start)
+            if self._on_window:
+                self._on_window(self._lane, start)
+            self._packed.append(item)
+        elif isinstance(item, _LaneEnd):
+            self._packed.extend(self._start_jobs(self._packer.finish()))
+            self._totals.left_out += self._packer.tokens_left_out
+            self._packed.append(item)
+        else:
+            block: TokenBlock = item.result()
+            self._under_way -= self._estimates.popleft()
+            self._totals.add(block)
+            self._barren_rows = 0 if len(block.tokens) else self._barren_rows + int(block.rows_read.sum())
+            if self._barren_rows > self._plan.barren_limit:
+                raise DataError(
+                    f"{self._barren_rows:,} rows in a row were null, empty or only white space, which is every row of "
+                    f"{', '.join(self._plan.dataset_names)}; name a column with text (text_field)."
+                )
+            self._packed.extend(self._start_jobs(self._packer.push(block)))
+
+    def _shuffle(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+        """The next records, or a mark, into the shuffler."""
+        assert self._shuffler
+        if isinstance(item, _WindowEnd | _LaneEnd):
+            self._shuffled.extend(self._start_jobs(self._shuffler.flush()))
+            if isinstance(item, _LaneEnd):
+                self._shuffled.append(item)
+        else:
+            self._shuffled.extend(self._start_jobs(self._shuffler.push(item.result())))
+
+    def _out(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+        """The next records, in their final order, to the exit."""
+        if isinstance(item, _LaneEnd):
+            self.ended = True
+        elif not isinstance(item, _WindowEnd):
+            block: RecordBlock = item.result()
+            used = min(self._skip, len(block))
+            self._skip -= used
+            if used < len(block):
+                self._blocks.append(block.slice(used, len(block)) if used else block)
+                self.ready += len(block) - used
+
+    def _start_jobs(self, jobs: list[Job]) -> list[Task]:
+        return [
+            self._runner.submit("pack", job.run) if job.nbytes > _SMALL_JOB_BYTES else _Now(job) for job in jobs
+        ]
+
+    def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
+        """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
+        index, position = start.chunk, start.position
+        while (chunk := self._plan.curriculum.chunk(self._lane, index)) is not None:
+            due = np.cumsum(self._plan.row_bytes[chunk.dataset])
+            while position < len(chunk):
+                done = due[position - 1] if position else 0.0
+                stop = max(position + 1, int(np.searchsorted(due, done + self._block_bytes, side="right")))
+                yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
+                position = stop
+                self._block_bytes = min(2 * self._block_bytes, self._largest_block)
+            index, position = index + 1, 0
+            if index % self._plan.window_chunks == 0 and index > start.window * self._plan.window_chunks:
+                yield _WINDOW_END
+        yield _LANE_END
+
+
+def _finished(item: Task | _WindowEnd | _LaneEnd) -> bool:
+    return isinstance(item, _WindowEnd | _LaneEnd) or item.done()
+
+
+def _fetch_and_tokenize(plan: Plan, piece: _Piece) -> TokenBlock:
+    return plan.tokenize(plan.fetch(*piece))
+
+
+def _tokenize_fetched(plan: Plan, rows: Task) -> TokenBlock:
+    return plan.tokenize(rows.result())

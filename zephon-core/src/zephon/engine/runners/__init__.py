@@ -1,0 +1,25 @@
+"""Runners: where jobs run. The order of results is the engine's business, so all runners give the same stream."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import PipelineError
+from .base import Runner, Task
+from .inline import InlineRunner
+from .threads import ThreadsRunner
+
+__all__ = ["RUNNERS", "InlineRunner", "Runner", "Task", "ThreadsRunner", "make_runner"]
+
+RUNNERS: dict[str, type[InlineRunner] | type[ThreadsRunner]] = {"inline": InlineRunner, "threads": ThreadsRunner}
+
+
+def make_runner(name: str, **workers: Any) -> Runner:
+    """The runner called `name`, with a number of workers per kind of job.
+
+    Raises:
+        PipelineError: there is no such runner.
+    """
+    if name not in RUNNERS:
+        raise PipelineError(f"runner is {name!r}; this version has {sorted(RUNNERS)}.")
+    return RUNNERS[name](**workers)

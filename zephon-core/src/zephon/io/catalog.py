@@ -1,0 +1,223 @@
+"""The table of contents of a dataset: shards, groups, rows, sizes and a fingerprint, as columns."""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zephon.errors import DataError
+from zephon.io import sidecar
+from zephon.io.formats import Format, ShardScan
+from zephon.io.storage import Listing
+
+__all__ = ["Catalog", "scan_shards"]
+
+_log = logging.getLogger(__name__)
+
+# Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.
+_SCAN_THREADS = 8
+_SCANS_IN_FLIGHT = 4096
+_INT_LISTS = ("group_rows", "group_bytes", "group_offset", "group_length")
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """What a dataset holds. Shards are sorted by name, groups by position in their shard; arrays are read-only.
+
+    The row id space is 0 .. `rows` - 1: shards in order, rows in file order. `group_offset` and `group_length` are
+    private to the format; `group_bytes` are uncompressed bytes of the size column, approximate.
+    """
+
+    name: str
+    fmt: str
+    shard_names: pa.StringArray  # [n_shards] POSIX paths relative to the dataset's folder
+    shard_sizes: npt.NDArray[np.int64]  # [n_shards] bytes on disk
+    shard_digests: pa.StringArray  # [n_shards] hex
+    group_shard: npt.NDArray[np.int32]  # [n_groups]
+    group_rows: npt.NDArray[np.int64]  # [n_groups] each > 0
+    group_bytes: npt.NDArray[np.int64]  # [n_groups]
+    group_offset: npt.NDArray[np.int64]  # [n_groups]
+    group_length: npt.NDArray[np.int64]  # [n_groups]
+    sequential: bool  # some shard can only be read from its start (compressed JSON lines)
+
+    @classmethod
+    def from_shards(cls, name: str, fmt: Format, shards: pa.Table) -> "Catalog":
+        """From a table of `scan_shards`."""
+        counts = pc.list_value_length(shards["group_rows"]).to_numpy()
+        columns = {key: _read_only(_flat(shards[key])) for key in _INT_LISTS}
+        names = shards["name"].combine_chunks()
+        return cls(
+            name=name,
+            fmt=fmt.name,
+            shard_names=names,
+            shard_sizes=_read_only(shards["size"].to_numpy()),
+            shard_digests=shards["digest"].combine_chunks(),
+            group_shard=_read_only(np.repeat(np.arange(len(names), dtype=np.int32), counts)),
+            sequential=any(map(fmt.is_sequential, names.to_pylist())),
+            **columns,
+        )
+
+    @property
+    def n_shards(self) -> int:
+        return len(self.shard_names)
+
+    @property
+    def n_groups(self) -> int:
+        return len(self.group_rows)
+
+    @cached_property
+    def row_starts(self) -> npt.NDArray[np.int64]:
+        """int64[n_groups + 1]: the first row id of each group, then `rows`."""
+        return _read_only(np.concatenate(([0], np.cumsum(self.group_rows, dtype=np.int64))))
+
+    @cached_property
+    def shard_group_starts(self) -> npt.NDArray[np.int64]:
+        """int64[n_shards + 1]: the first group of each shard, then `n_groups`."""
+        return _read_only(np.searchsorted(self.group_shard, np.arange(self.n_shards + 1)))
+
+    @cached_property
+    def shard_row_starts(self) -> npt.NDArray[np.int64]:
+        """int64[n_shards + 1]: the first row id of each shard, then `rows`."""
+        return _read_only(self.row_starts[self.shard_group_starts])
+
+    @property
+    def rows(self) -> int:
+        return int(self.row_starts[-1])
+
+    @cached_property
+    def bytes(self) -> int:
+        """Uncompressed bytes of the size column, approximate."""
+        return int(self.group_bytes.sum())
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 hex of what decides the data: names, sizes and digests of the shards, and the rows of each group.
+
+        Where the dataset lies, when its files were written and how the system lists them do not enter.
+        """
+        digest = hashlib.sha256(b"zephon catalog 1\0")
+        for column in (self.shard_names, self.shard_digests):
+            lengths = pc.binary_length(column).to_numpy()
+            digest.update(lengths.astype("<i8").tobytes())
+            digest.update("".join(column.to_pylist()).encode())
+        for numbers in (self.shard_sizes, self.group_shard, self.group_rows):
+            digest.update(numbers.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def groups_at(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """int64[n]: the group of each row id; DataError for ids outside 0 .. `rows` - 1."""
+        low, high = (int(np.min(rows)), int(np.max(rows))) if len(rows) else (0, 0)
+        if low < 0 or high >= self.rows:
+            wrong = low if low < 0 else high
+            raise DataError(f"row {wrong} was asked of dataset '{self.name}', which has rows 0 to {self.rows - 1}")
+        return np.searchsorted(self.row_starts, rows, side="right") - 1
+
+    def locate(self, rows: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+        """(shard int32[n], row in that shard int64[n]) of row ids int64[n]."""
+        shard = self.group_shard[self.groups_at(rows)]
+        return shard, rows - self.shard_row_starts[shard]
+
+
+def scan_shards(
+    listing: Listing, fmt: Format, path: str, size_column: str, index_dir: Path | None
+) -> tuple[pa.Table, list[str]]:
+    """What is in each file of `listing`, scanned or remembered from an earlier run, and the columns there are.
+
+    The table has one row per file in name order, in the columns of `sidecar.SCHEMA`. Files whose name, size and
+    modification time are those of the sidecar index are not opened.
+
+    Raises:
+        DataError: from the first file, in name order, that cannot be read; no rows at all.
+    """
+    index = sidecar.location(index_dir, path, fmt.name, size_column) if index_dir is not None else None
+    known = sidecar.load(index) if index is not None else None
+    names = pa.array(listing.names, pa.string())
+    fresh, found = _still_valid(known, names, listing)
+    stale = np.flatnonzero(~fresh)
+    began = time.perf_counter()
+    if len(stale):
+        total = int(listing.sizes[stale].sum())
+        _log.info("scanning %d of %d files (%d MB) of '%s'", len(stale), len(names), total // 10**6, path)
+    parts = list(_scan_all(listing, fmt, size_column, stale.tolist()))
+    if known is not None:
+        parts.insert(0, known.take(pa.array(found[fresh])))
+    order = np.argsort(np.concatenate((np.flatnonzero(fresh), stale)))
+    shards = pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
+    if len(stale):
+        _log.info("scanned '%s' in %.1f s", path, time.perf_counter() - began)
+    if index is not None and (known is None or len(stale) or len(known) != len(shards)):
+        sidecar.save(index, shards)
+    if not pc.sum(pc.list_value_length(shards["group_rows"])).as_py():
+        raise DataError(f"'{path}' has no rows in {len(names)} file(s); a dataset needs at least one document")
+    kinds = pc.unique(shards["columns"]).to_pylist()
+    return shards, sorted({column for kind in kinds for column in json.loads(kind)})
+
+
+def _still_valid(
+    known: pa.Table | None, names: pa.Array, listing: Listing
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+    """(which files the index still describes bool[n], their rows in the index int64[n], anything where none)."""
+    if known is None or not len(known):
+        return np.zeros(len(names), bool), np.zeros(len(names), np.int64)
+    position = pc.index_in(names, known["name"].combine_chunks()).fill_null(-1).to_numpy().astype(np.int64)
+    sizes, mtimes = known["size"].to_numpy(), known["mtime_ns"].to_numpy()
+    fresh = (position >= 0) & (sizes[position] == listing.sizes) & (mtimes[position] == listing.mtimes)
+    return fresh, position
+
+
+def _scan_all(listing: Listing, fmt: Format, size_column: str, indices: Sequence[int]) -> Iterator[pa.Table]:
+    """Scans in the given order, a table per few thousand files; the first error, in that order, ends it."""
+
+    def scan(index: int) -> ShardScan:
+        return fmt.scan(listing.file(index), size_column)
+
+    if len(indices) <= 1:
+        yield _table_of(listing, indices, [scan(index) for index in indices])
+        return
+    with ThreadPoolExecutor(min(_SCAN_THREADS, len(indices)), thread_name_prefix="zephon-scan") as pool:
+        try:
+            for start in range(0, len(indices), _SCANS_IN_FLIGHT):
+                batch = indices[start : start + _SCANS_IN_FLIGHT]
+                yield _table_of(listing, batch, list(pool.map(scan, batch)))
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardScan]) -> pa.Table:
+    bounds = np.concatenate(([0], np.cumsum([len(scan.group_rows) for scan in scans], dtype=np.int64)))
+    lists = {
+        key: pa.LargeListArray.from_arrays(
+            pa.array(bounds), pa.array(np.concatenate([np.empty(0, np.int64), *(getattr(scan, key) for scan in scans)]))
+        )
+        for key in _INT_LISTS
+    }
+    columns = {
+        "name": [listing.names[i] for i in indices],
+        "size": listing.sizes[list(indices)],
+        "mtime_ns": listing.mtimes[list(indices)],
+        "digest": [scan.digest for scan in scans],
+        "columns": [json.dumps(scan.columns) for scan in scans],
+        **lists,
+    }
+    return pa.table(columns, schema=sidecar.SCHEMA)
+
+
+def _flat(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    numbers: npt.NDArray[np.int64] = column.combine_chunks().flatten().to_numpy()
+    return numbers
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    array.flags.writeable = False
+    return array

@@ -1,0 +1,132 @@
+"""Reading a compressed stream by offset: forward cheaply, backward only from the start.
+
+Lanes and look-ahead threads ask for the runs of one shard in nearly ascending order. `SequentialBytes` makes that
+cost one decompression: it keeps its decompressors open where they stopped, and keeps what a reader passed over.
+"""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from zephon.errors import DataError
+from zephon.io.storage import StoredFile
+
+__all__ = ["SequentialBytes", "open_stream"]
+
+# A second cursor serves a lane that trails far behind the first one; each holds one file and its window open.
+_MAX_CURSORS = 2
+_SKIP_BYTES = 1 << 20
+# How far behind its position a cursor keeps bytes that it passed over and that nobody has asked for yet.
+_KEEP_BYTES = 64 << 20
+
+
+@contextmanager
+def open_stream(file: StoredFile, codec: str | None) -> Iterator[Any]:
+    """The file's uncompressed bytes from the start, as a `pa.NativeFile`."""
+    with file.open() as handle:
+        if codec is None:
+            yield handle
+            return
+        if file.size == 0:  # the decompressors take no bytes for no data
+            raise DataError(f"'{file.path}' is empty, and even an empty {codec} file has a header; restore it")
+        with pa.CompressedInputStream(handle, codec) as stream:
+            yield stream
+
+
+class SequentialBytes:
+    """`read(offset, length)` over the uncompressed bytes of one compressed file. Thread-safe; one read at a time."""
+
+    def __init__(self, file: StoredFile, codec: str) -> None:
+        self._file, self._codec = file, codec
+        self._lock = threading.Lock()
+        self._cursors: list[_Cursor] = []  # least recently used first
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
+        """`length` uncompressed bytes from `offset`, fewer where the file ends."""
+        with self._lock:
+            for cursor in self._cursors:
+                kept = cursor.take_kept(offset, length)
+                if kept is not None:
+                    return kept
+            behind = [cursor for cursor in self._cursors if cursor.position <= offset]
+            if behind:
+                cursor = max(behind, key=lambda known: known.position)
+                self._cursors.remove(cursor)
+            else:
+                if len(self._cursors) == _MAX_CURSORS:
+                    self._cursors.pop(0).close()
+                cursor = _Cursor(self._file, self._codec)
+            try:
+                data = cursor.read(offset, length)
+            except BaseException:
+                cursor.close()
+                raise
+            self._cursors.append(cursor)
+            return data
+
+    def close(self) -> None:
+        with self._lock:
+            while self._cursors:
+                self._cursors.pop().close()
+
+
+class _Cursor:
+    """One open decompressor.
+
+    `_kept` holds (offset, bytes) that were passed over, ascending and disjoint; `_last` what was read last, because
+    two neighbouring chunks of a lane share a run and the cache above may be too small to hold it.
+    """
+
+    def __init__(self, file: StoredFile, codec: str) -> None:
+        self._context = open_stream(file, codec)
+        self._stream = self._context.__enter__()
+        self.position = 0
+        self._kept: list[tuple[int, pa.Buffer]] = []
+        self._last: tuple[int, pa.Buffer] = (-1, pa.py_buffer(b""))
+
+    def close(self) -> None:
+        self._context.__exit__(None, None, None)
+        self._kept.clear()
+
+    def read(self, offset: int, length: int) -> pa.Buffer:
+        """Bytes from `offset`, which is not before the position."""
+        while self.position < offset:
+            passed = self._stream.read_buffer(min(_SKIP_BYTES, offset - self.position))
+            if not len(passed):
+                break
+            self._kept.append((self.position, passed))
+            self.position += len(passed)
+            self._forget()
+        data = self._stream.read_buffer(length)
+        self.position += len(data)
+        self._forget()
+        self._last = (offset, data)
+        return data
+
+    def take_kept(self, offset: int, length: int) -> pa.Buffer | None:
+        """The bytes if all of them are at hand; what was passed over is not kept any longer."""
+        if self._last[0] == offset and len(self._last[1]) == length:
+            return self._last[1]
+        parts, rest, end = [], [], offset + length
+        for start, data in self._kept:
+            stop = start + len(data)
+            first, last = max(offset, start), min(end, stop)
+            if first >= last:
+                rest.append((start, data))
+                continue
+            parts.append(data[first - start : last - start])
+            if start < first:
+                rest.append((start, data[: first - start]))
+            if last < stop:
+                rest.append((last, data[last - start :]))
+        if sum(map(len, parts)) != length:
+            return None
+        self._kept = rest
+        return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
+
+    def _forget(self) -> None:
+        while self._kept and self._kept[0][0] + len(self._kept[0][1]) < self.position - _KEEP_BYTES:
+            self._kept.pop(0)

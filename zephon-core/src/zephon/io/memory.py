@@ -1,0 +1,89 @@
+"""Datasets that are in memory already, behind the same interface: one shard, groups of a few thousand rows."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zephon.errors import DataError
+from zephon.io.cache import DecodeCache
+from zephon.io.catalog import Catalog
+from zephon.io.columns import check_columns, sound_table
+from zephon.io.formats import Group
+from zephon.io.reader import OpenDataset
+
+__all__ = ["open_table"]
+
+_GROUP_ROWS = 4096
+
+
+class _MemoryDataset(OpenDataset):
+    """An `OpenDataset` whose groups are slices: nothing to decode, so nothing to cache."""
+
+    def __init__(self, catalog: Catalog, table: pa.Table) -> None:
+        super().__init__(catalog, _Slices(table), DecodeCache(0))
+        self._table = table
+
+    def prefetch(self, group: int) -> None:
+        pass
+
+    def take(self, rows: np.ndarray) -> pa.Table:
+        rows = np.asarray(rows, np.int64)
+        self.catalog.groups_at(rows)  # refuses ids that are out of range
+        return self._table.take(pa.array(rows))
+
+
+class _Slices:
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def read(self, shard: int, group: Group) -> pa.Table:
+        return self._table.slice(group.offset, group.rows)
+
+    def close(self) -> None:
+        pass
+
+
+def open_table(name: str, table: pa.Table, columns: Sequence[str], size_column: str) -> OpenDataset:
+    """`table` as a dataset of one shard, "memory", whose digest is that of the values of `columns`.
+
+    Raises:
+        DataError: no rows, a column that is missing or no text, invalid UTF-8.
+    """
+    label = f"dataset {name} (in memory)"
+    check_columns(table.schema, [*columns, size_column], size_column, label)
+    if not table.num_rows:
+        raise DataError(f"dataset '{name}' in memory has no rows; a dataset needs at least one document")
+    needed = list(dict.fromkeys([*columns, size_column]))
+    sound = sound_table(table, needed, size_column, label, 0)
+    offsets = np.arange(0, table.num_rows, _GROUP_ROWS, dtype=np.int64)
+    rows = np.minimum(_GROUP_ROWS, table.num_rows - offsets)
+    lengths = pc.fill_null(pc.binary_length(sound[size_column]), 0).to_numpy()
+    sizes = np.add.reduceat(lengths, offsets).astype(np.int64)
+    kept = sound.select(list(columns))
+    catalog = Catalog(
+        name=name,
+        fmt="memory",
+        shard_names=pa.array(["memory"]),
+        shard_sizes=np.array([sizes.sum()], np.int64),
+        shard_digests=pa.array([_digest(kept)]),
+        group_shard=np.zeros(len(offsets), np.int32),
+        group_rows=rows,
+        group_bytes=sizes,
+        group_offset=offsets,
+        group_length=rows,
+        sequential=False,
+    )
+    return _MemoryDataset(catalog, kept)
+
+
+def _digest(table: pa.Table) -> str:
+    """Of the values, however they lie in memory: `take` writes every buffer afresh, nulls and offsets included."""
+    digest = hashlib.sha256()
+    everything = pa.array(np.arange(table.num_rows))
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema.remove_metadata()) as writer:
+        writer.write_table(table.take(everything).combine_chunks())
+    digest.update(sink.getvalue())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,160 @@
+"""Packing: documents of tokens into records of a fixed length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import PipelineError
+from ..records import Pointer, RecordBlock, TokenBlock
+from .base import Job
+
+__all__ = ["PACK_ALGORITHMS", "PackFlat", "WrapPacker"]
+
+PACK_ALGORITHMS = ("wrap",)
+
+
+@dataclass(frozen=True, slots=True)
+class PackFlat:
+    """Cut the concatenated documents of a lane into records of `max_length + 1` tokens.
+
+    The extra token is the label of the last input, so a record trains `max_length` positions. With "wrap" a record
+    starts with the token after the last one of the record before: every token is in exactly one record, a document may
+    go on in the next record, and no place is padded.
+
+    Attributes:
+        max_length: the sequence length that the model sees, in tokens.
+        algorithm: "wrap".
+        parallelism: worker threads that assemble records, or None for the default.
+    """
+
+    max_length: int
+    algorithm: str = "wrap"
+    parallelism: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.max_length, bool) or not isinstance(self.max_length, int) or self.max_length < 1:
+            raise PipelineError(f"pack_flat max_length is {self.max_length!r}; a whole number of at least 1 is needed.")
+        if self.algorithm not in PACK_ALGORITHMS:
+            raise PipelineError(f"pack_flat algorithm is {self.algorithm!r}; this version has {list(PACK_ALGORITHMS)}.")
+
+    @property
+    def record_length(self) -> int:
+        """Tokens per record."""
+        return self.max_length + 1
+
+
+class WrapPacker:
+    """The accumulator of "wrap" for one lane.
+
+    What it holds between blocks is less than one record of tokens, and where their documents lie.
+
+    Args:
+        record_length: tokens per record.
+        pad_token: fills up the last record of a run that ends, or None to leave incomplete records out.
+        skip: tokens at the head of the first document that earlier records have used.
+    """
+
+    def __init__(self, record_length: int, *, pad_token: int | None = None, skip: int = 0) -> None:
+        self.records = 0
+        self.tokens_left_out = 0
+        self._length = record_length
+        self._pad_token = pad_token
+        self._skip = skip
+        self._parts: list[np.ndarray] = []  # tokens held, in order
+        self._held = 0
+        self._start = np.empty(0, dtype=np.int64)  # where each held document begins among the held tokens
+        self._dataset = np.empty(0, dtype=np.int32)
+        self._row = np.empty(0, dtype=np.int64)
+        self._token = np.empty(0, dtype=np.int64)  # the first token of the document that is held
+        self._chunk = np.empty(0, dtype=np.int64)
+        self._position = np.empty(0, dtype=np.int64)
+
+    def push(self, block: TokenBlock) -> list[Job]:
+        """Take documents; gives a job for the records that are now complete."""
+        tokens, offsets = block.tokens, block.offsets
+        begins, ends = offsets[:-1], offsets[1:]
+        first_token = np.zeros(len(begins), dtype=np.int64)
+        if self._skip and len(begins):
+            first_token[0] = self._skip
+            tokens, begins, ends = tokens[self._skip :], begins - self._skip, ends - self._skip
+            begins[0] = 0
+            self._skip = 0
+        filled = ends > begins
+        self._start = np.concatenate([self._start, self._held + begins[filled]])
+        self._dataset = np.concatenate([self._dataset, block.dataset[filled]])
+        self._row = np.concatenate([self._row, block.row[filled]])
+        self._token = np.concatenate([self._token, first_token[filled]])
+        self._chunk = np.concatenate([self._chunk, np.full(int(filled.sum()), block.chunk, dtype=np.int64)])
+        self._position = np.concatenate([self._position, block.position[filled]])
+        self._parts.append(tokens)
+        self._held += len(tokens)
+        count = self._held // self._length
+        return [self._cut(count)] if count else []
+
+    def carry(self) -> Pointer | None:
+        """Where the first held token lies in the lane."""
+        if not self._held:
+            return None
+        return Pointer(int(self._chunk[0]), int(self._position[0]), int(self._token[0]))
+
+    def finish(self) -> list[Job]:
+        """Pad what is held to one record, or count it as left out."""
+        if not self._held:
+            return []
+        if self._pad_token is None:
+            self.tokens_left_out += self._held
+            return []
+        real = self._held
+        self._parts.append(np.full(self._length - real, self._pad_token, dtype=np.uint32))
+        job = self._cut(1)
+
+        def run() -> RecordBlock:
+            block = job.run()
+            block.lengths[:] = real
+            return block
+
+        return [Job(run, job.nbytes)]
+
+    def _cut(self, count: int) -> Job:
+        """A job for the first `count` records of what is held; keeps the rest."""
+        length, total = self._length, count * self._length
+        # A span begins wherever a document or a record does.
+        inside = self._start < total
+        span = np.union1d(self._start[inside], np.arange(count, dtype=np.int64) * length)
+        owner = np.searchsorted(self._start, span, side="right") - 1
+        block = RecordBlock(
+            tokens=np.empty((0, length), dtype=np.uint32),
+            lengths=np.full(count, length, dtype=np.int32),
+            span_offsets=np.searchsorted(span, np.arange(count + 1, dtype=np.int64) * length),
+            span_start=(span % length).astype(np.int32),
+            span_dataset=self._dataset[owner],
+            span_row=self._row[owner],
+            span_token=self._token[owner] + (span - self._start[owner]),
+        )
+        parts = self._parts
+        self._keep_from(total)
+        self.records += count
+
+        def run() -> RecordBlock:
+            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
+            block.tokens = flat[:total].reshape(count, length)
+            return block
+
+        return Job(run, total * 4)
+
+    def _keep_from(self, cut: int) -> None:
+        """Hold only the tokens from place `cut` on; they all lie in the last part."""
+        left = max(0, self._held - cut)
+        # A copy, so that a few tokens do not keep a whole block alive.
+        self._parts = [self._parts[-1][len(self._parts[-1]) - left :].copy()] if left else []
+        self._held = left
+        first = int(np.searchsorted(self._start, cut, side="right")) - 1 if left else len(self._start)
+        begun = max(0, cut - int(self._start[first])) if left else 0
+        self._start = np.maximum(self._start[first:] - cut, 0)
+        self._dataset, self._row = self._dataset[first:], self._row[first:]
+        self._chunk, self._position = self._chunk[first:], self._position[first:]
+        self._token = self._token[first:].copy()
+        if left:
+            self._token[0] += begun

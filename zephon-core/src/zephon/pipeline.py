@@ -1,0 +1,390 @@
+"""The pipeline: build it, look at it, iterate over it, save and restore its place in the stream."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from .batch import SampleBatch
+from .compiled import Compiled, Operators, compile_pipeline
+from .errors import PipelineError
+from .flush_index import FlushIndex
+from .io import Dataset
+from .ops import Batch, PackFlat, Shuffle, Tokenize
+from .options import Options
+from .recipe import DataRecipe
+from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints
+from .stream import BatchStream
+from .topology import Topology
+from .work import StaticMixtureWorkSource, TokenEstimation
+
+__all__ = ["Mixture", "Pipeline"]
+
+_log = logging.getLogger("zephon")
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What one dataset was to give and has given, in this process since it began to iterate.
+
+    Attributes:
+        target: wanted share of tokens.
+        achieved: share of the tokens made so far; 0 before the first.
+        tokens: tokens made, those ahead of the consumer included.
+        rows: rows read.
+        skipped: rows that were null, empty or only white space.
+    """
+
+    target: float
+    achieved: float
+    tokens: int
+    rows: int
+    skipped: int
+
+
+class Pipeline:
+    """A stream of training batches, described step by step.
+
+    Every method that adds an operator or changes options gives a new pipeline and leaves this one alone. Iterating
+    goes on where the last iteration stopped; after the end of a finite stream the next iteration starts over.
+
+    Args:
+        source: which datasets, in which shares and order.
+    """
+
+    def __init__(self, source: StaticMixtureWorkSource) -> None:
+        if not isinstance(source, StaticMixtureWorkSource):
+            raise PipelineError(f"a pipeline needs a work source such as StaticMixtureWorkSource; {source!r} is given.")
+        self._source = source
+        self._operators: tuple[Any, ...] = ()
+        self._options = Options()
+        self._reset()
+
+    @staticmethod
+    def from_recipe(
+        recipe: DataRecipe | str | os.PathLike[str],
+        *,
+        tokenizer: str | os.PathLike[str],
+        seq_len: int,
+        microbatch_size: int,
+        dp_degree: int = 1,
+        dp_group_id: int = 0,
+        global_batch: int | None = None,
+        drop_last: bool = True,
+        **options: Any,
+    ) -> Pipeline:
+        """The pipeline of a data recipe, given what the training framework owns.
+
+        Args:
+            recipe: a `DataRecipe`, or the path of its TOML file.
+            tokenizer: a folder with a tokenizer.json, such a file, or a name on the Hub.
+            seq_len: sequence length that the model sees, in tokens.
+            microbatch_size: records per batch.
+            dp_degree, dp_group_id: data-parallel groups, and which of them this is.
+            global_batch: records per optimizer step over all groups.
+            drop_last: see `batch`.
+            options: see `options`; they take the place of what the recipe says.
+        """
+        if not isinstance(recipe, DataRecipe):
+            recipe = DataRecipe.from_toml(recipe)
+        source = StaticMixtureWorkSource(
+            datasets=[Dataset.from_path(s.name, s.path, s.fmt, s.text_field) for s in recipe.sources],
+            mixture={entry.name: entry.weight for entry in recipe.sources},
+            token_estimation=TokenEstimation() if recipe.token_estimation else None,
+            seed=recipe.seed,
+            chunk_size=recipe.chunk_size,
+            shuffle_shards=recipe.shuffle_shards,
+            shuffle_within_shard=recipe.shuffle_within_shard,
+            shuffle_block_size=recipe.shuffle_block_size,
+            repeat=recipe.repeat,
+        )
+        cache: dict[str, Any] = {"enabled": True}
+        if recipe.cache_dir is not None:
+            cache["dir"] = recipe.cache_dir
+        if recipe.cache_limit_bytes is not None:
+            cache["limit_bytes"] = recipe.cache_limit_bytes
+        given: dict[str, Any] = {
+            "runner": recipe.runner,
+            "canonical_replicas": recipe.canonical_replicas,
+            "flush_every_k_chunks": recipe.flush_every_k_chunks,
+            "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
+            "fetch_parallelism": _unless_auto(recipe.fetch_parallelism),
+            "pack_parallelism": _unless_auto(recipe.pack_parallelism),
+            "io_options": {"cache": cache},
+            "dp_degree": dp_degree,
+            "dp_group_id": dp_group_id,
+            "global_batch": global_batch,
+        }
+        pipeline = (
+            Pipeline(source)
+            .options(**{**given, **options})
+            .tokenize(
+                tokenizer_id=tokenizer,
+                field=recipe.text_field,
+                special_tokens=recipe.special_tokens,
+                parallelism=_unless_auto(recipe.tokenize_parallelism),
+            )
+            .pack_flat(max_length=seq_len, algorithm=recipe.pack_algorithm)
+        )
+        if recipe.shuffle_after_pack:
+            pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
+        return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
+
+    # Description
+
+    def options(self, **changes: Any) -> Pipeline:
+        """Set options; an unknown one is refused.
+
+        runner
+            "threads" or "inline".
+        dp_degree, dp_group_id
+            Data-parallel groups (ranks that need the same data share one), and which of them this is.
+        canonical_replicas
+            Lanes of the run, or "auto": from global_batch, see `zephon.topology.resolve_lanes`.
+        global_batch
+            Records per optimizer step over all groups.
+        flush_every_k_chunks
+            Chunks per window.
+        prefetch_batches
+            Microbatches that may be ready; by default 8 MiB of records.
+        prefetch_buffer_size
+            Bytes of text under way or ready, over all lanes of this process; by default 64 MiB.
+        fetch_parallelism
+            Worker threads for reading, for slow storage; by default whoever tokenizes rows reads them first.
+        pack_parallelism
+            Worker threads for assembling records.
+        io_options
+            {"cache": {"enabled": bool, "dir": folder, "limit_bytes": bytes, "memory_bytes": bytes}}.
+        combine_flag
+            For finite runs on several groups: a function that gives True on every rank where any rank calls it with
+            True. It is called once per step, from the thread that iterates, on every rank alike.
+        ledger
+            A folder in which every rank writes what it consumes; see `zephon.ledger`.
+        flush_index
+            A folder in which every rank writes where windows begin, for `seek`.
+
+        Raises:
+            PipelineError: an option is unknown or unusable.
+        """
+        new = self._derive()
+        new._options = self._options.changed(changes)
+        return new
+
+    def tokenize(
+        self,
+        tokenizer_id: str | os.PathLike[str],
+        field: str = "text",
+        *,
+        special_tokens: str = "auto",
+        backend: str = "auto",
+        parallelism: int | None = None,
+    ) -> Pipeline:
+        """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
+        return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
+
+    def pack_flat(self, max_length: int, algorithm: str = "wrap", *, parallelism: int | None = None) -> Pipeline:
+        """Cut documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
+        return self._with(PackFlat(max_length, algorithm, parallelism))
+
+    def shuffle(self, buffer_size: int, seed: int = 0) -> Pipeline:
+        """Shuffle records in a buffer; see `zephon.ops.Shuffle`."""
+        return self._with(Shuffle(buffer_size, seed))
+
+    def batch(self, microbatch_size: int, *, drop_last: bool = True) -> Pipeline:
+        """Give out records in microbatches; see `zephon.ops.Batch`."""
+        return self._with(Batch(microbatch_size, drop_last))
+
+    def explain(self) -> str:
+        """The compiled plan: data, operators, workers, lanes, window, look-ahead and memory bound.
+
+        Opens the datasets and loads the tokenizer.
+        """
+        return self._compile().explain()
+
+    # The stream
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        if self._stream and (self._stream.finished or self._stream.failed):
+            self._position = None if self._stream.finished else self._place()
+            self._stream = None
+        if self._stream is None:
+            compiled = self._compile()
+            starts, cursor = self._place()
+            self._stream = BatchStream(compiled, starts, cursor, self._skipped)
+        return self._stream
+
+    def mixture(self) -> dict[str, Mixture]:
+        """Target and achieved token shares by dataset, since this process began to iterate."""
+        compiled = self._compile()
+        totals = self._stream.totals if self._stream else None
+        zero = np.zeros(len(compiled.datasets), dtype=np.int64)
+        tokens, rows, skipped = (totals.tokens, totals.rows, totals.skipped) if totals else (zero, zero, zero)
+        made = int(tokens.sum())
+        return {
+            name: Mixture(share, tokens[d] / made if made else 0.0, int(tokens[d]), int(rows[d]), int(skipped[d]))
+            for d, (name, share) in enumerate(compiled.source.shares.items())
+        }
+
+    def checkpoint(self) -> dict[str, Any]:
+        """The place in the stream after the last batch handed out, as JSON types. Does not disturb the stream."""
+        compiled = self._compile()
+        starts, cursor = self._place()
+        rounds, extra = divmod(cursor, compiled.topology.width)
+        return RunState(
+            fingerprint=compiled.fingerprint,
+            tokens_per_row=compiled.tokens_per_row,
+            lanes_total=compiled.topology.lanes,
+            lanes=starts,
+            rounds=rounds,
+            extra=extra,
+            dp_degree=compiled.topology.dp_degree,
+            dp_group_id=compiled.topology.dp_group_id,
+            skipped=self._skipped,
+        ).to_dict()
+
+    def restore(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, allow_changes: Collection[str] = ()
+    ) -> Self:
+        """Go on where `state` was taken; call before iterating.
+
+        Args:
+            state: what `checkpoint` gave, or a list of such from the ranks that took it.
+            allow_changes: names of differences to accept although the data will differ.
+
+        Raises:
+            CheckpointError: the state is damaged, incomplete or of other data. The pipeline stays as it was.
+        """
+        merged = merge_checkpoints([state] if isinstance(state, Mapping) else list(state))
+        read = RunState.from_dict(merged)
+        names = [dataset.name for dataset in self._source.datasets]
+        ratios = {name: read.tokens_per_row.get(name) for name in names}
+        compiled = self._compile({k: v for k, v in ratios.items() if v} if all(ratios.values()) else None)
+        check_fingerprint(
+            read.fingerprint, compiled.fingerprint, allow=allow_changes, where="the state was taken with other data"
+        )
+        position = read.starts(compiled.topology)
+        self.close()
+        self._compiled, self._position = compiled, position
+        # Ranges asked for before restoring stay; those of the run so far are added.
+        self._skipped = tuple(sorted({*self._skipped, *read.skipped}))
+        return self
+
+    def seek(
+        self, *, step: int | None = None, sequence_number: int | None = None, global_batch: int | None = None
+    ) -> Self:
+        """Go to any place of the run without a checkpoint: the next batch starts there.
+
+        With `options(flush_index=...)` of the run, at most a window per lane is replayed; else the stream is recounted
+        from its start, which costs the time it takes to make it.
+
+        Args:
+            step: number of the step, from 0; needs the global batch here or in the options.
+            sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
+            global_batch: records per step, where the options do not have it.
+
+        Raises:
+            PipelineError: the place is not one where all groups can start.
+            CheckpointError: the flush index belongs to other data.
+        """
+        if (step is None) == (sequence_number is None):
+            raise PipelineError("seek needs either step or sequence_number.")
+        compiled = self._compile()
+        lanes = compiled.topology.lanes
+        if step is not None:
+            batch = global_batch or self._options.global_batch
+            if batch is None:
+                raise PipelineError("seek(step=...) needs the number of records per step: pass global_batch.")
+            Topology(lanes, global_batch=batch)
+            sequence_number = step * batch
+        assert sequence_number is not None
+        if isinstance(sequence_number, bool) or sequence_number < 0 or sequence_number % lanes:
+            raise PipelineError(
+                f"seek is asked for record {sequence_number}; with {lanes} lanes a round starts at every multiple of "
+                f"{lanes}, from 0."
+            )
+        rounds = sequence_number // lanes
+        starts = dict.fromkeys(compiled.topology.owned, LaneStart())
+        if self._options.flush_index is not None:
+            index = FlushIndex(self._options.flush_index, compiled.digest)
+            starts = {lane: index.start(lane, rounds) for lane in compiled.topology.owned}
+        self.close()
+        self._position = starts, rounds * compiled.topology.width
+        return self
+
+    def skip(self, first_step: int, last_step: int) -> Self:
+        """Leave out the steps from `first_step` up to, but not including, `last_step`, for example after a loss spike.
+
+        Steps keep their numbers: the step after the last one before the range is `last_step`. The range is kept in
+        the state. Needs the option `global_batch`; all ranks must do the same, before they reach the range.
+
+        Raises:
+            PipelineError: the range is empty or has been entered.
+        """
+        compiled = self._compile()
+        per_step = compiled.topology.rounds_per_step
+        if per_step is None:
+            raise PipelineError("skip counts steps, so it needs the number of records per step: options(global_batch=...).")
+        reached = -(-self._place()[1] // (compiled.topology.width * per_step))
+        if not reached <= first_step < last_step:
+            raise PipelineError(
+                f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
+                "second number must be above the first."
+            )
+        self.close()
+        self._skipped = tuple(sorted({*self._skipped, (first_step * per_step, last_step * per_step)}))
+        return self
+
+    def close(self) -> None:
+        """End the threads of the stream; iterating again goes on where it stopped."""
+        if self._stream:
+            self._position = self._place()
+            self._stream.close()
+            self._stream = None
+
+    # Inside
+
+    def _with(self, operator: Any) -> Pipeline:
+        new = self._derive()
+        new._operators = (*self._operators, operator)
+        return new
+
+    def _derive(self) -> Pipeline:
+        new = copy.copy(self)
+        new._reset()
+        return new
+
+    def _reset(self) -> None:
+        self._compiled: Compiled | None = None
+        self._stream: BatchStream | None = None
+        self._position: tuple[dict[int, LaneStart], int] | None = None
+        self._skipped: tuple[tuple[int, int], ...] = ()
+
+    def _place(self) -> tuple[dict[int, LaneStart], int]:
+        """Starts of the owned lanes, and records of this group used."""
+        if self._stream:
+            return self._stream.starts(), self._stream.cursor
+        if self._position:
+            return self._position
+        return dict.fromkeys(self._compile().topology.owned, LaneStart()), 0
+
+    def _compile(self, tokens_per_row: Mapping[str, float] | None = None) -> Compiled:
+        if self._compiled is None or (
+            tokens_per_row is not None and dict(tokens_per_row) != self._compiled.tokens_per_row
+        ):
+            operators = Operators.from_list(self._operators)
+            compiled = compile_pipeline(self._source, operators, self._options, tokens_per_row)
+            if tokens_per_row is not None:
+                return compiled
+            self._compiled = compiled
+            _log.info("pipeline ready\n%s", compiled.explain())
+        return self._compiled
+
+
+def _unless_auto(value: Any) -> Any:
+    return None if value == "auto" else value

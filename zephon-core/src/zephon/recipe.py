@@ -1,0 +1,447 @@
+"""The data recipe: which documents a run reads, in what mixture and order. TOML in, one frozen `DataRecipe` out.
+
+A recipe says everything about the *data* of a run and nothing about the *run*: tokenizer, sequence length, batch size
+and topology belong to the training framework, or to whoever calls `Pipeline.from_recipe`, and a recipe that names one
+is refused with that answer. A complete recipe::
+
+    seed = 42
+    cache_dir = "/local-ssd/zephon"
+    cache_limit_bytes = "500gb"
+
+    [[sources]]
+    name = "web"
+    path = "data/web"          # relative to the recipe's folder
+    weight = 3.0               # three tokens of web ...
+
+    [[sources]]
+    name = "code"
+    path = "data/code/*.jsonl.gz"
+    weight = 1.0               # ... for each token of code
+
+Sizes in bytes are integers, or text with a unit: "kb", "mb", "gb", "tb" are powers of 1000; "kib", "mib", "gib", "tib"
+powers of 1024; "b" is one byte; a fraction ("1.5gb") and capitals are allowed.
+
+A recipe is untrusted input: whatever is wrong with it is a `RecipeError` whose text names the file, the key, the value
+seen and what was expected. Nothing is opened or looked up here but the recipe itself.
+"""
+
+import os
+import re
+import stat
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from zephon._checks import (
+    MAX_INT64,
+    Check,
+    Choice,
+    Flag,
+    Integer,
+    Location,
+    Size,
+    Text,
+    Weight,
+    checked,
+    clip,
+    is_uri,
+    nearest,
+    quote,
+    seen,
+)
+from zephon.errors import RecipeError
+
+__all__ = ["DataRecipe", "SourceRecipe", "parse_size"]
+
+MAX_RECIPE_BYTES = 1 << 20
+"""A larger recipe file is refused: one of 10,000 sources is about this large."""
+
+FORMATS = ("parquet", "jsonl", "arrow")
+PACK_ALGORITHMS = ("wrap",)
+RUNNERS = ("inline", "threads")
+LATER_RUNNERS = ("process", "ray")
+SPECIAL_TOKEN_POLICIES = ("auto", "bos_eos", "bos", "eos", "none")
+
+
+def _key(check: Check, default: Any, *, decides_data: bool) -> Any:
+    """A field that is a recipe key; None passes where it is the default."""
+    return field(default=default, metadata={"check": check, "decides_data": decides_data})
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceRecipe:
+    """One `[[sources]]` table: a dataset and its share of the mixture. Checked when built, like the recipe."""
+
+    name: str = field(metadata={"check": Text("a name")})
+    """What the dataset is called in mixtures, logs and checkpoints; unique in the recipe."""
+    path: str = field(metadata={"check": Location("the path of a file or folder, a glob pattern, or a store's URI")})
+    """File, folder, glob or URI; absolute once a recipe has been loaded."""
+    fmt: str | None = _key(Choice(FORMATS), None, decides_data=False)
+    """Format of the files, None to find it from them."""
+    weight: float = _key(Weight(), 1.0, decides_data=True)
+    """Share of the training tokens, relative to the other sources."""
+    text_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of the document's text where it is not the recipe's."""
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "SourceRecipe")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecipe:
+    """What a run reads, and in what order; typed, frozen, and checked when built.
+
+    Build it with `from_toml` or `from_dict`. Two recipes are equal when all their keys are; `data_fields` gives those
+    that decide which tokens come when, the rest is speed and memory.
+
+    Raises (whichever way it is built): `RecipeError`.
+    """
+
+    sources: tuple[SourceRecipe, ...]
+    """The datasets, at least one, in the order of the file."""
+    text_field: str = _key(Text("the name of a column"), "text", decides_data=True)
+    """Column that holds a document's text, for sources that do not name their own."""
+    cache_dir: Path | None = _key(Location("a folder of this machine", stores=False), None, decides_data=False)
+    """Node-local folder for indexes and cached shards; None keeps nothing on disk."""
+    cache_limit_bytes: int | None = _key(Size(), None, decides_data=False)
+    """Most bytes that `cache_dir` may hold; None is no limit."""
+    seed: int = _key(Integer(0, MAX_INT64), 0, decides_data=True)
+    """Seed of every permutation of the run."""
+    chunk_size: int = _key(Integer(1), 16384, decides_data=True)
+    """Documents per chunk of a lane: the unit of fetching, and in which the mixture holds."""
+    shuffle_shards: bool = _key(Flag(), True, decides_data=True)
+    """Permute the segments of a dataset in each epoch."""
+    shuffle_within_shard: bool = _key(Flag(), True, decides_data=True)
+    """Permute the documents inside a shuffle block."""
+    shuffle_block_size: int | str = _key(Integer(1, words=("auto", "global", "none")), "auto", decides_data=True)
+    """Documents that are permuted together: a number, "auto", "global" (the whole dataset) or "none"."""
+    flush_every_k_chunks: int = _key(Integer(1), 1, decides_data=True)
+    """Chunks per window: stateful operators start each window empty and end it flushed."""
+    token_estimation: bool = _key(Flag(), True, decides_data=True)
+    """Measure the tokens per document of each source at the start, so that weights are shares of tokens."""
+    shuffle_after_pack: bool = _key(Flag(), True, decides_data=True)
+    """Shuffle packed records inside a window."""
+    shuffle_buffer_size: int = _key(Integer(1), 1024, decides_data=True)
+    """Records that are shuffled together after packing, for the whole job."""
+    repeat: bool = _key(Flag(), True, decides_data=True)
+    """Go on with the next epoch of a dataset that is used up."""
+    canonical_replicas: int | str = _key(Integer(1, 1 << 20, words=("auto",)), "auto", decides_data=True)
+    """Number of lanes, fixed for the life of a run; data-parallel degrees must divide it."""
+    tokenize_parallelism: int | str = _key(Integer(1, 1024, words=("auto",)), "auto", decides_data=False)
+    """Blocks that are tokenized at the same time."""
+    pack_parallelism: int | str = _key(Integer(1, 1024, words=("auto",)), "auto", decides_data=False)
+    """Blocks that are packed at the same time."""
+    fetch_parallelism: int | str = _key(Integer(1, 1024, words=("auto",)), "auto", decides_data=False)
+    """Reads that are under way at the same time."""
+    prefetch_buffer_size: int | str = _key(Size(words=("auto",)), "auto", decides_data=False)
+    """Bytes of prepared data that may wait, for the whole process."""
+    runner: str = _key(Choice(RUNNERS, later=LATER_RUNNERS), "threads", decides_data=False)
+    """Where the work runs: "threads", or "inline" in the calling thread."""
+    special_tokens: str = _key(Choice(SPECIAL_TOKEN_POLICIES), "auto", decides_data=True)
+    """Tokens put around each document; "auto": EOS, and BOS where the tokenizer declares one of its own."""
+    pack_algorithm: str = _key(Choice(PACK_ALGORITHMS), "wrap", decides_data=True)
+    """How documents are cut into records of one length."""
+    origin: str = field(default="recipe", compare=False, repr=False)
+    """The file this came from, or what stands for it in messages; not a key."""
+
+    def __post_init__(self) -> None:
+        _check_fields(self, self.origin)
+        object.__setattr__(self, "sources", _check_sources(self.sources, self.origin))
+        if self.cache_dir is not None:
+            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str]) -> Self:
+        """The recipe in a TOML file.
+
+        Relative paths in it are taken from the folder that `path` lies in, a leading "~/" is the home folder, and URIs
+        stay as they are.
+
+        Raises: `RecipeError` where the file is missing, larger than 1 MiB, not UTF-8 or not TOML (with the line), or
+        anything in it is unknown, of the wrong type or out of range.
+        """
+        where = clip(os.fspath(path), 4096)
+        data = _parse_toml(_read(path, where), where)
+        return cls.from_dict(data, base=os.path.dirname(os.path.abspath(path)), where=where)
+
+    @classmethod
+    def from_dict(
+        cls, data: Mapping[str, object], *, base: str | os.PathLike[str] | None = None, where: str = "recipe"
+    ) -> Self:
+        """The recipe in plain data of the same shape as the TOML; None stands for a key that is not given.
+
+        `base` is the folder that relative paths are taken from (default: the working directory); `where` is how
+        messages call the recipe.
+
+        Raises: `RecipeError`.
+        """
+        folder = os.path.abspath(base if base is not None else ".")
+        values = _given_keys(data, _RECIPE_KEYS, where)
+        if "cache_dir" in values:
+            values["cache_dir"] = _resolve(values["cache_dir"], folder)
+        tables = _source_tables(values.get("sources"), where)
+        values["sources"] = tuple(_source(table, i, folder, where) for i, table in enumerate(tables, start=1))
+        return cls(**values, origin=where)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data (str, int, float, bool, None, lists, dicts) from which `from_dict` makes an equal recipe."""
+        plain = {key: getattr(self, key) for key in _RECIPE_KEYS}
+        plain["cache_dir"] = None if self.cache_dir is None else str(self.cache_dir)
+        plain["sources"] = [{key: getattr(source, key) for key in _SOURCE_KEYS} for source in self.sources]
+        return plain
+
+    def data_fields(self) -> dict[str, Any]:
+        """Plain data of the keys that decide the data, for the fingerprint of a run.
+
+        Left out is what changes speed and memory alone (caches, parallelism, look-ahead, runner), and where the files
+        lie: `path` and `fmt` say how to find documents, and it is the dataset's catalog that says which they are. The
+        text column is given per source, as it is used.
+        """
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("decides_data")}
+        common = plain.pop("text_field")
+        plain["sources"] = [
+            {"name": source.name, "weight": source.weight, "text_field": source.text_field or common}
+            for source in self.sources
+        ]
+        return plain
+
+    def replace(self, **overrides: object) -> Self:
+        """A copy with other values for some keys, checked like a recipe that says so.
+
+        `sources` is a list of tables or of `SourceRecipe`; None puts a key back to its default; relative paths are
+        taken from the working directory.
+
+        Raises: `RecipeError`.
+        """
+        return self.from_dict({**self.to_dict(), **overrides}, where=self.origin)
+
+
+_SOURCE_KEYS = tuple(f.name for f in fields(SourceRecipe))
+_RECIPE_KEYS = tuple(f.name for f in fields(DataRecipe) if f.name != "origin")
+
+
+def parse_size(value: object, *, key: str = "size", where: str = "recipe") -> int:
+    """The bytes that an integer or a text such as "500gb" stands for (units: see the module).
+
+    Raises: `RecipeError` naming `where` and `key`.
+    """
+    size: int = checked(Size(), value, key, where)
+    return size
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Reading
+
+
+def _read(path: str | os.PathLike[str], where: str) -> bytes:
+    try:
+        with open(path, "rb", opener=_open_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise RecipeError(f"{where}: this is not a regular file; a recipe is a TOML file.")
+            content = file.read(MAX_RECIPE_BYTES + 1)
+    except FileNotFoundError:
+        raise RecipeError(f"{where}: there is no such file; name the recipe's TOML file.") from None
+    except IsADirectoryError:
+        raise RecipeError(f"{where}: this is a folder; name the recipe's TOML file in it.") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the name
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise RecipeError(f"{where}: the recipe cannot be read: {reason}.") from None
+    if len(content) > MAX_RECIPE_BYTES:
+        raise RecipeError(
+            f"{where}: this file is larger than {MAX_RECIPE_BYTES} bytes, the most that a recipe may have; "
+            "name a TOML file, not a data file."
+        )
+    return content
+
+
+def _open_without_waiting(path: str, flags: int) -> int:
+    # Opening a named pipe would wait for its writer, for ever if there is none.
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+
+
+def _parse_toml(content: bytes, where: str) -> dict[str, object]:
+    try:
+        text = content.decode("utf-8-sig")  # editors on Windows put a byte order mark in front
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise RecipeError(f"{where}, line {line}: this is not UTF-8 text; TOML files are.") from None
+    _refuse_endless_keys(text, where)
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        message = str(error)
+        match = re.search(r" \(at line (\d+), column \d+\)$", message)
+        line = int(match.group(1)) if match else text.rstrip().count("\n") + 1
+        reason = message[: match.start()] if match else message.removesuffix(" (at end of document)")
+        raise RecipeError(f"{where}, line {line}: this is not valid TOML: {clip(reason)}.") from None
+    except RecursionError:
+        raise RecipeError(f"{where}: values are nested too deeply; a recipe is one table and its sources.") from None
+    except ValueError:  # no syntax error, but an integer of more digits than Python takes
+        raise RecipeError(f"{where}: a number has too many digits; recipes hold 64-bit integers.") from None
+
+
+# Comments and strings (to their end, or the text's), then what stands before a key or in it. No alternative fails after
+# a long way, so that the scan takes linear time.
+_TOML_PIECES = re.compile(
+    r"""\#[^\n]*
+    | \"{3} (?: \\. | [^\\] )*? (?: \"{3,5} | \Z )
+    | '{3} .*? (?: '{3,5} | \Z )
+    | " (?: \\. | [^"\\\n] )*+ "?
+    | ' [^'\n]*+ '?
+    | (?P<mark> [.=,{\n] )""",
+    re.VERBOSE | re.DOTALL,
+)
+
+
+def _refuse_endless_keys(text: str, where: str) -> None:
+    """tomllib takes the square of the dots in a key (a.b.c): hours for a hostile recipe."""
+    dots = 0
+    for piece in _TOML_PIECES.finditer(text):
+        if piece["mark"] == ".":
+            dots += 1
+            if dots > 16:
+                line = text.count("\n", 0, piece.start()) + 1
+                raise RecipeError(f"{where}, line {line}: a key has more than 16 dots; no key of a recipe has any.")
+        elif piece["mark"]:
+            dots = 0
+
+
+def _given_keys(table: Mapping[Any, Any], known: Sequence[str], where: str) -> dict[str, Any]:
+    if not isinstance(table, Mapping):
+        raise RecipeError(f"{where}: this is {seen(table)}; expected a table of keys and values.")
+    for key, value in table.items():
+        if key not in known:
+            raise RecipeError(f"{where}: {_why_unknown(key, value, known)}")
+    return {key: value for key, value in table.items() if value is not None}
+
+
+def _why_unknown(key: object, value: object, known: Sequence[str]) -> str:
+    if not isinstance(key, str):
+        return f"a key is {seen(key)}; keys are text."
+    given = f"key {quote(key)} (with value {seen(value)})"
+    owner = _owner(key)
+    if owner:
+        return f"{given} does not belong in a data recipe: {owner}."
+    if key in _SOURCE_KEYS:
+        return f"{given} belongs to a source; write it inside that source's [[sources]] table."
+    if key in _RECIPE_KEYS:
+        return f"{given} belongs to the whole recipe; write it above the first [[sources]] line."
+    near = nearest(key, known)
+    remedy = f"did you mean {quote(near)}?" if near else f"expected one of {', '.join(known)}."
+    return f"{given} is unknown; {remedy}"
+
+
+def _source_tables(value: object, where: str) -> Sequence[object]:
+    if value is None or (isinstance(value, list | tuple) and not value):
+        raise RecipeError(
+            f"{where}: there are no sources; add a [[sources]] table with name and path for each dataset."
+        )
+    if isinstance(value, Mapping):
+        raise RecipeError(f'{where}: key "sources" is one table; expected a list of them: write [[sources]].')
+    if not isinstance(value, list | tuple):
+        raise RecipeError(f'{where}: key "sources" is {seen(value)}; expected [[sources]] tables.')
+    return value
+
+
+def _source(table: Any, index: int, folder: str, where: str) -> SourceRecipe:
+    if isinstance(table, SourceRecipe):
+        table = {key: getattr(table, key) for key in _SOURCE_KEYS}
+    name = table.get("name") if isinstance(table, Mapping) else None
+    inside = f"{where}: source {index}" + (f" ({quote(name)})" if isinstance(name, str) else "")
+    values = _given_keys(table, _SOURCE_KEYS, inside)
+    for key in ("name", "path"):
+        if key not in values:
+            raise RecipeError(f'{inside}: key "{key}" is missing; every source has a name and a path.')
+    for spec in fields(SourceRecipe):
+        if spec.name in values:
+            values[spec.name] = checked(spec.metadata["check"], values[spec.name], spec.name, inside)
+    values["path"] = _resolve(values["path"], folder)
+    return SourceRecipe(**values)
+
+
+def _resolve(path: object, folder: str) -> object:
+    """The absolute path; what is no path is left for the check to refuse."""
+    if isinstance(path, os.PathLike):
+        path = os.fspath(path)
+    if not isinstance(path, str) or not path.strip() or is_uri(path):
+        return path
+    if path == "~" or path.startswith("~/"):
+        path = os.path.expanduser(path)
+    # Joined, not normalised: with symbolic links, "a/../b" need not be "b".
+    return os.path.join(folder, path)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Checking
+
+
+def _check_fields(instance: Any, where: str) -> None:
+    for spec in fields(instance):
+        check, value = spec.metadata.get("check"), getattr(instance, spec.name)
+        if check is not None and not (value is None and spec.default is None):
+            # Frozen; but nobody has seen the instance yet, and values are kept in normal form.
+            object.__setattr__(instance, spec.name, checked(check, value, spec.name, where))
+
+
+def _check_sources(sources: object, where: str) -> tuple[SourceRecipe, ...]:
+    result: list[SourceRecipe] = []
+    first_index: dict[str, int] = {}
+    for index, source in enumerate(_source_tables(sources, where), start=1):
+        if not isinstance(source, SourceRecipe):
+            raise RecipeError(f"{where}: source {index} is {seen(source)}; expected a SourceRecipe.")
+        first = first_index.setdefault(source.name, index)
+        if first != index:
+            raise RecipeError(
+                f'{where}: key "name" of source {index} is {quote(source.name)}, which is the name of source {first}; '
+                "expected a name of its own for each source."
+            )
+        result.append(source)
+    total = sum(source.weight for source in result)
+    for index, source in enumerate(result, start=1):
+        if not source.weight / total > 0:  # the sum is infinite, or the share rounds to nothing
+            raise RecipeError(
+                f'{where}: key "weight" of source {index} ({quote(source.name)}) is {source.weight}, and all weights '
+                f"add up to {total}; expected weights whose shares of the sum are above 0."
+            )
+    return tuple(result)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Who owns what a recipe does not say
+
+_OWNERS: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"(hf_|base_)?tokeni[sz]er(_.+)?|vocab(ulary)?(_size|_file)?"),
+        "the tokenizer is the model's, so the training framework owns it; where you call Zephon yourself, pass it to "
+        "Pipeline.from_recipe(tokenizer=...) or zephon stream --tokenizer",
+    ),
+    (
+        re.compile(r"(max_)?(seq|sequence|context)(_?len(gth)?|_size)?|max_length|max_tokens|n_ctx"),
+        "the training framework owns the sequence length; where you call Zephon yourself, pass it to "
+        "Pipeline.from_recipe(seq_len=...) or zephon stream --seq-len",
+    ),
+    (
+        re.compile(
+            r"(.+_)?(mini|micro)?_?batch(_?size|_per_.+)?|[gm]bs|(num_)?micro_?batch(es|_.+)?"
+            r"|grad(ient)?_acc(umulation)?(_steps)?"
+        ),
+        "the training framework owns global batch and microbatch size; where you call Zephon yourself, pass the "
+        "microbatch to Pipeline.from_recipe(microbatch_size=...) or zephon stream --microbatch-size",
+    ),
+    (
+        re.compile(
+            r"(dp|tp|pp|cp|ep|vp|sp|fsdp|ddp)(_.+)?|topology|(global_|local_)?rank|(local_)?world_size"
+            r"|(data|tensor|pipeline|context|expert|sequence|model)_?(model_)?parallel.*"
+            r"|(n_?|num_)?(gpu|node|device|host|rank)s?(_per_node)?|n_?proc_per_node|num_(replicas|processes)"
+        ),
+        "the training framework owns the topology, and one recipe serves them all; where you call Zephon yourself, "
+        "pass Pipeline.from_recipe(dp_degree=..., dp_group_id=...) or zephon stream --dp-degree --dp-rank",
+    ),
+)
+
+
+def _owner(key: str) -> str | None:
+    normal = re.sub(r"[\s.-]+", "_", key[:100].strip().lower())
+    return next((owner for pattern, owner in _OWNERS if pattern.fullmatch(normal)), None)

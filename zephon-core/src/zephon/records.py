@@ -1,0 +1,211 @@
+"""The columns that move through the engine: rows read, documents as tokens, packed records.
+
+Nothing in here decides data. A block is a few arrays over thousands of rows, and every operation is a few
+array operations over a whole block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+__all__ = ["Pointer", "RecordBlock", "RowBlock", "TokenBlock", "ragged_take"]
+
+
+def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the items of the chosen lists lie.
+
+    Args:
+        offsets: int64[n_lists + 1], list i being items `offsets[i]:offsets[i + 1]`.
+        indices: int64[m], the lists wanted, in any order.
+
+    Returns:
+        items int64[total], indices into the flat items, and new_offsets int64[m + 1].
+    """
+    counts = offsets[indices + 1] - offsets[indices]
+    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
+    np.cumsum(counts, out=new_offsets[1:])
+    shift = np.repeat(offsets[indices] - new_offsets[:-1], counts)
+    return shift + np.arange(new_offsets[-1], dtype=np.int64), new_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A token of a lane: which chunk, which row of that chunk, which token of that row's document."""
+
+    chunk: int
+    position: int
+    token: int
+
+
+@dataclass(slots=True)
+class RowBlock:
+    """Neighbouring rows of one chunk of one lane, as read.
+
+    Attributes:
+        table: the columns that the operators need, n rows.
+        dataset: int32[n], index of the row's dataset.
+        row: int64[n], number of the row within its dataset.
+        chunk: index of the chunk within the lane.
+        position: int64[n], place of each row within the chunk.
+    """
+
+    table: pa.Table
+    dataset: np.ndarray
+    row: np.ndarray
+    chunk: int
+    position: np.ndarray
+
+
+@dataclass(slots=True)
+class TokenBlock:
+    """Documents as tokens, special tokens included; rows without text are gone but counted.
+
+    Attributes:
+        tokens: uint32[n_tokens].
+        offsets: int64[n_docs + 1].
+        dataset, row, position: as in `RowBlock`, one per document.
+        rows_read: int64[n_datasets], rows this block was made from.
+        rows_skipped: int64[n_datasets], rows that were null, empty or only white space.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    dataset: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    chunk: int
+    rows_read: np.ndarray
+    rows_skipped: np.ndarray
+
+
+@dataclass(slots=True)
+class RecordBlock:
+    """Packed records and where their tokens came from.
+
+    Attributes:
+        tokens: uint32[n, record_length].
+        lengths: int32[n], how many tokens of each record are real; the rest is padding.
+        span_offsets: int64[n + 1], the spans of record i being `span_offsets[i]:span_offsets[i + 1]`.
+        span_start: int32[n_spans], where in its record a document (or the part of one) starts; the first of a record is 0.
+        span_dataset: int32[n_spans].
+        span_row: int64[n_spans], the document's row within its dataset.
+        span_token: int64[n_spans], the first token of the document that the span holds.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    span_offsets: np.ndarray
+    span_start: np.ndarray
+    span_dataset: np.ndarray
+    span_row: np.ndarray
+    span_token: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the arrays."""
+        return (
+            self.tokens.nbytes
+            + self.lengths.nbytes
+            + self.span_offsets.nbytes
+            + self.span_start.nbytes
+            + self.span_dataset.nbytes
+            + self.span_row.nbytes
+            + self.span_token.nbytes
+        )
+
+    def slice(self, start: int, stop: int) -> RecordBlock:
+        """Records `start:stop`, as views."""
+        lo, hi = int(self.span_offsets[start]), int(self.span_offsets[stop])
+        return RecordBlock(
+            tokens=self.tokens[start:stop],
+            lengths=self.lengths[start:stop],
+            span_offsets=self.span_offsets[start : stop + 1] - lo,
+            span_start=self.span_start[lo:hi],
+            span_dataset=self.span_dataset[lo:hi],
+            span_row=self.span_row[lo:hi],
+            span_token=self.span_token[lo:hi],
+        )
+
+    def span_lengths(self) -> np.ndarray:
+        """Tokens of each span, int32[n_spans]."""
+        ends = np.empty_like(self.span_start)
+        if len(ends):
+            ends[:-1] = self.span_start[1:]
+            # The last span of a record ends where the record's real tokens end.
+            filled = np.flatnonzero(np.diff(self.span_offsets))
+            ends[self.span_offsets[filled + 1] - 1] = self.lengths[filled]
+        return ends - self.span_start
+
+    @staticmethod
+    def empty(record_length: int) -> RecordBlock:
+        """No records."""
+        return RecordBlock(
+            tokens=np.empty((0, record_length), dtype=np.uint32),
+            lengths=np.empty(0, dtype=np.int32),
+            span_offsets=np.zeros(1, dtype=np.int64),
+            span_start=np.empty(0, dtype=np.int32),
+            span_dataset=np.empty(0, dtype=np.int32),
+            span_row=np.empty(0, dtype=np.int64),
+            span_token=np.empty(0, dtype=np.int64),
+        )
+
+    @staticmethod
+    def filler(count: int, record_length: int, token: int) -> RecordBlock:
+        """`count` records without a real token, every place holding `token`."""
+        block = RecordBlock.empty(record_length)
+        block.tokens = np.full((count, record_length), token, dtype=np.uint32)
+        block.lengths = np.zeros(count, dtype=np.int32)
+        block.span_offsets = np.zeros(count + 1, dtype=np.int64)
+        return block
+
+    @staticmethod
+    def concat(blocks: Sequence[RecordBlock]) -> RecordBlock:
+        """All records of `blocks` in order. At least one block is needed."""
+        if len(blocks) == 1:
+            return blocks[0]
+        return RecordBlock(
+            tokens=np.concatenate([b.tokens for b in blocks]),
+            lengths=np.concatenate([b.lengths for b in blocks]),
+            span_offsets=_joined_offsets([b.span_offsets for b in blocks]),
+            span_start=np.concatenate([b.span_start for b in blocks]),
+            span_dataset=np.concatenate([b.span_dataset for b in blocks]),
+            span_row=np.concatenate([b.span_row for b in blocks]),
+            span_token=np.concatenate([b.span_token for b in blocks]),
+        )
+
+    @staticmethod
+    def arrange(blocks: Sequence[RecordBlock], order: np.ndarray) -> RecordBlock:
+        """The records of all `blocks`, numbered through, in the order of the permutation `order` int64[n].
+
+        Tokens, which are nearly all of the bytes, are copied once: from their block to their place.
+        """
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order), dtype=np.int64)
+        tokens = np.empty((len(order), blocks[0].tokens.shape[1]), dtype=np.uint32)
+        done = 0
+        for block in blocks:
+            tokens[place[done : done + len(block)]] = block.tokens
+            done += len(block)
+        items, span_offsets = ragged_take(_joined_offsets([b.span_offsets for b in blocks]), order)
+        return RecordBlock(
+            tokens=tokens,
+            lengths=np.concatenate([b.lengths for b in blocks])[order],
+            span_offsets=span_offsets,
+            span_start=np.concatenate([b.span_start for b in blocks])[items],
+            span_dataset=np.concatenate([b.span_dataset for b in blocks])[items],
+            span_row=np.concatenate([b.span_row for b in blocks])[items],
+            span_token=np.concatenate([b.span_token for b in blocks])[items],
+        )
+
+
+def _joined_offsets(offsets: Sequence[np.ndarray]) -> np.ndarray:
+    """Offsets of lists put end to end, from the offsets of each part (all starting at 0)."""
+    ends = np.cumsum([part[-1] for part in offsets])
+    return np.concatenate([offsets[0], *(part[1:] + end for part, end in zip(offsets[1:], ends[:-1], strict=True))])

@@ -1,0 +1,272 @@
+"""Checkpoints of a pipeline: plain data, versioned, checked before use.
+
+A state is a dict of JSON types. What it holds does not grow with the run: who made the data (the fingerprint), how many
+records have been used, and five whole numbers per lane. States taken by several ranks merge; a restore takes the lanes
+that it owns, so the number of groups may change wherever all groups stand at the same round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from .errors import CheckpointError
+from .topology import Topology
+
+__all__ = ["SCHEMA_VERSION", "STREAM_VERSION", "LaneStart", "RunState", "check_fingerprint", "merge_checkpoints"]
+
+SCHEMA_VERSION = 1
+"""Layout of a state. A state of another version is refused."""
+
+STREAM_VERSION = 1
+"""Raised by every change that alters any stream of records for the same recipe, seed and data."""
+
+_MAX = 1 << 62
+_MAX_LANES = 1 << 20
+_MAX_FINGERPRINT = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class LaneStart:
+    """Where a lane begins: all there is to the state of a lane.
+
+    Attributes:
+        window: the window to start with.
+        records_before: records the lane gave before that window.
+        chunk, position, token: the first token that the window's first record takes: a chunk, a row of it, a token of
+            that row's document. It lies before the window where a record goes over its start.
+    """
+
+    window: int = 0
+    records_before: int = 0
+    chunk: int = 0
+    position: int = 0
+    token: int = 0
+
+    def as_list(self) -> list[int]:
+        """The five numbers, in order."""
+        return [self.window, self.records_before, self.chunk, self.position, self.token]
+
+
+@dataclass(frozen=True)
+class RunState:
+    """The state of a run as one group, or all groups together, see it.
+
+    Attributes:
+        fingerprint: what decides the data, by name.
+        tokens_per_row: measured once, at the start of the run, by dataset name.
+        lanes_total: L.
+        lanes: the lanes this state speaks for.
+        rounds: whole rounds used.
+        extra: records used of the round after them, 0 at a round end; counted in lane order within one group.
+        dp_degree, dp_group_id: of the group that took the state; dp_degree is 0 where states were merged.
+        skipped: ranges of rounds [first, last) that the run leaves out, ascending.
+    """
+
+    fingerprint: Mapping[str, Any]
+    tokens_per_row: Mapping[str, float]
+    lanes_total: int
+    lanes: Mapping[int, LaneStart]
+    rounds: int
+    extra: int
+    dp_degree: int
+    dp_group_id: int
+    skipped: Sequence[tuple[int, int]] = field(default_factory=tuple)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        return {
+            "zephon": SCHEMA_VERSION,
+            "fingerprint": dict(self.fingerprint),
+            "tokens_per_row": dict(self.tokens_per_row),
+            "lanes_total": self.lanes_total,
+            "rounds": self.rounds,
+            "extra": self.extra,
+            "dp_degree": self.dp_degree,
+            "dp_group_id": self.dp_group_id,
+            "skipped": [list(pair) for pair in self.skipped],
+            "lanes": {str(lane): start.as_list() for lane, start in sorted(self.lanes.items())},
+        }
+
+    @staticmethod
+    def from_dict(data: Any) -> RunState:
+        """Read a state, trusting nothing in it.
+
+        Raises:
+            CheckpointError: it is not a whole, undamaged state of this version.
+        """
+        if not isinstance(data, Mapping):
+            raise CheckpointError(f"a state is a dict made by Pipeline.checkpoint(); this is a {type(data).__name__}.")
+        if "zephon" not in data:
+            raise CheckpointError('this dict is no state of a pipeline: it lacks the key "zephon" with the version.')
+        if data["zephon"] != SCHEMA_VERSION:
+            raise CheckpointError(
+                f"the state has version {data['zephon']!r}, this library reads version {SCHEMA_VERSION}; "
+                "restore it with the version of zephon-core that wrote it."
+            )
+        lanes_total = _number(data, "lanes_total", 1, _MAX_LANES)
+        lanes_data = data.get("lanes")
+        if not isinstance(lanes_data, Mapping):
+            raise CheckpointError('the state is damaged: "lanes" is missing or no dict.')
+        lanes = {}
+        for key, value in lanes_data.items():
+            if not (isinstance(key, str) and key.isascii() and key.isdigit() and int(key[:9]) < lanes_total):
+                raise CheckpointError(f"the state is damaged: {str(key)[:20]!r} is no lane of 0 to {lanes_total - 1}.")
+            if not (isinstance(value, Sequence) and len(value) == 5 and all(_is_count(v) for v in value)):
+                raise CheckpointError(f"the state is damaged: lane {key} does not hold five whole numbers.")
+            lanes[int(key)] = LaneStart(*value)
+        fingerprint, ratios = data.get("fingerprint"), data.get("tokens_per_row")
+        if not isinstance(fingerprint, Mapping) or len(fingerprint) > _MAX_FINGERPRINT:
+            raise CheckpointError('the state is damaged: "fingerprint" is missing or no dict.')
+        if not isinstance(ratios, Mapping) or not all(
+            isinstance(value, float) and 0 < value < float("inf") for value in ratios.values()
+        ):
+            raise CheckpointError('the state is damaged: "tokens_per_row" is not a dict of numbers above 0.')
+        skipped = data.get("skipped")
+        if not isinstance(skipped, Sequence) or not all(
+            isinstance(pair, Sequence) and len(pair) == 2 and all(_is_count(v) for v in pair) and pair[0] < pair[1]
+            for pair in skipped
+        ):
+            raise CheckpointError('the state is damaged: "skipped" is not a list of ranges of rounds.')
+        state = RunState(
+            fingerprint=dict(fingerprint),
+            tokens_per_row=dict(ratios),
+            lanes_total=lanes_total,
+            lanes=lanes,
+            rounds=_number(data, "rounds", 0, _MAX),
+            extra=_number(data, "extra", 0, lanes_total - 1),
+            dp_degree=_number(data, "dp_degree", 0, lanes_total),
+            dp_group_id=_number(data, "dp_group_id", 0, max(0, lanes_total - 1)),
+            skipped=tuple((int(a), int(b)) for a, b in skipped),
+        )
+        for lane, start in lanes.items():
+            if start.records_before > state.rounds + 1 or start.token < 0:
+                raise CheckpointError(
+                    f"the state is damaged: lane {lane} starts at its record {start.records_before}, "
+                    f"after the {state.rounds} rounds that the state says were used."
+                )
+        return state
+
+    def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
+        """What the group of `topology` needs: the starts of its lanes, and how many of its records have been used.
+
+        Raises:
+            CheckpointError: lanes are missing, or the state was taken inside a round on another topology.
+        """
+        if self.lanes_total != topology.lanes:
+            raise CheckpointError(
+                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas), this pipeline has "
+                f"{topology.lanes}; the number of lanes is fixed for the life of a run."
+            )
+        missing = [lane for lane in topology.owned if lane not in self.lanes]
+        if missing:
+            raise CheckpointError(
+                f"the state does not hold lane{'s' if len(missing) > 1 else ''} {_ranges(missing)}, which group "
+                f"{topology.dp_group_id} of {topology.dp_degree} owns; pass the states of all ranks that took it."
+            )
+        same = (self.dp_degree, self.dp_group_id) == (topology.dp_degree, topology.dp_group_id)
+        if self.extra and not same:
+            where = f"group {self.dp_group_id} of {self.dp_degree}" if self.dp_degree else "several groups"
+            raise CheckpointError(
+                f"the state was taken by {where} inside a round ({self.extra} records after round {self.rounds}), so only "
+                "the same group of the same dp_degree can go on from it; take states at step ends to change dp_degree."
+            )
+        return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
+
+
+def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state from those of several ranks, taken at the same step.
+
+    States may overlap (ranks of one data-parallel group take equal ones) and need not hold every lane.
+
+    Raises:
+        CheckpointError: they are not of one run and one moment.
+    """
+    read = [RunState.from_dict(state) for state in states]
+    if not read:
+        raise CheckpointError("there is no state to merge; pass at least one.")
+    first, lanes = read[0], dict(read[0].lanes)
+    for nth, other in enumerate(read[1:], start=2):
+        check_fingerprint(first.fingerprint, other.fingerprint, where=f"state {nth} is not of the same run as state 1")
+        for name, a, b in (
+            ("number of lanes", first.lanes_total, other.lanes_total),
+            ("tokens per row", first.tokens_per_row, other.tokens_per_row),
+            ("skipped rounds", list(first.skipped), list(other.skipped)),
+            ("number of rounds used", first.rounds, other.rounds),
+        ):
+            if a != b:
+                raise CheckpointError(f"states 1 and {nth} do not belong together: the {name} is {a} in one and {b} in the other.")
+        if (first.extra or other.extra) and (first.dp_degree, first.dp_group_id, first.extra) != (
+            other.dp_degree,
+            other.dp_group_id,
+            other.extra,
+        ):
+            raise CheckpointError(
+                f"states 1 and {nth} cannot be merged: one was taken inside a round "
+                f"({first.extra or other.extra} records after round {first.rounds}); take states at step ends."
+            )
+        for lane, start in other.lanes.items():
+            if lanes.setdefault(lane, start) != start:
+                raise CheckpointError(
+                    f"state {nth} says lane {lane} is at {start}, an earlier one says {lanes[lane]}; "
+                    "states of one step agree, so these are of different steps or runs."
+                )
+    alone = all((s.dp_degree, s.dp_group_id) == (first.dp_degree, first.dp_group_id) for s in read)
+    merged = first if alone else replace(first, dp_degree=0, dp_group_id=0)
+    return replace(merged, lanes=lanes).to_dict()
+
+
+def check_fingerprint(
+    then: Mapping[str, Any], now: Mapping[str, Any], *, allow: Collection[str] = (), where: str
+) -> None:
+    """Refuse two fingerprints that differ in anything not allowed.
+
+    Raises:
+        CheckpointError: one line per difference: what it was, what it is.
+    """
+    lines = []
+    for name in sorted({*then, *now}):
+        was, is_now = then.get(name, "absent"), now.get(name, "absent")
+        if was != is_now and name not in allow:
+            lines.append(f"  {name}: {_difference(was, is_now)}")
+    if lines:
+        names = ", ".join(repr(line.split(":")[0].strip()) for line in lines)
+        raise CheckpointError(
+            f"{where}; the data would differ:\n" + "\n".join(lines) + f"\nTo accept this on purpose, pass allow_changes=[{names}]."
+        )
+
+
+def _difference(was: Any, is_now: Any) -> str:
+    if isinstance(was, Mapping) and isinstance(is_now, Mapping):
+        if "grown_from" in is_now:
+            return str(is_now["grown_from"])
+        parts = [
+            f"{key} was {was.get(key, 'absent')!r}, is {is_now.get(key, 'absent')!r}"
+            for key in sorted({*was, *is_now})
+            if was.get(key) != is_now.get(key)
+        ]
+        return ", ".join(parts)
+    return f"was {was!r}, is {is_now!r}"
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` as "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX
+
+
+def _number(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    value = data.get(name)
+    if not _is_count(value) or not least <= value <= most:
+        raise CheckpointError(f'the state is damaged: "{name}" is {str(value)[:40]!r}, not a whole number from {least} to {most}.')
+    return int(value)

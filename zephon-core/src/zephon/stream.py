@@ -1,0 +1,209 @@
+"""The consumer's end of a run: records cut into microbatches, counted, and remembered well enough to come back."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .batch import SampleBatch
+from .compiled import Compiled
+from .engine import Ahead, Totals
+from .flush_index import FlushIndexWriter
+from .ledger import LedgerWriter
+from .records import RecordBlock
+from .state import LaneStart
+
+__all__ = ["BatchStream"]
+
+_log = logging.getLogger("zephon")
+_BLOCKS_READY = 2
+_DROPPED_AT_ONCE = 4096
+
+
+class BatchStream:
+    """Iterates over the batches of one group from a place in its stream.
+
+    A finite run goes on, step by step, as long as any group has a record for the step (`combine_flag` asks them all);
+    a group whose lanes have ended fills its places with records without real tokens. So all groups end at the same
+    step and every document is used. Where steps are not counted, a group ends with its lanes.
+
+    Args:
+        compiled: the pipeline.
+        starts: where each owned lane begins.
+        cursor: records of this group used before.
+        skipped: ranges of rounds [first, last) to leave out.
+    """
+
+    def __init__(
+        self,
+        compiled: Compiled,
+        starts: Mapping[int, LaneStart],
+        cursor: int,
+        skipped: Sequence[tuple[int, int]] = (),
+    ) -> None:
+        topology, options = compiled.topology, compiled.options
+        self.cursor = cursor
+        """Records of this group handed out or left out on purpose since the start of the run."""
+        self.finished = False
+        self.failed = False
+        self._compiled = compiled
+        positions = {
+            lane: (start, topology.rounds_of_lane(cursor, lane) - start.records_before)
+            for lane, start in starts.items()
+        }
+        self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
+        self._ledger = LedgerWriter(options.ledger, self._ledger_header()) if options.ledger else None
+        self._engine = compiled.engine(positions, self._windows.write if self._windows else None)
+        self._ahead = Ahead(self._engine, _BLOCKS_READY) if self._engine.looks_ahead else None
+        self._source: Iterator[RecordBlock] = self._ahead or self._engine.rounds()
+        self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
+        self._left_records = 0
+        self._held: deque[RecordBlock] = deque()
+        self._microbatch = compiled.operators.batch.microbatch_size
+        self._aligned = options.global_batch is not None or options.combine_flag is not None
+        self._unit = options.global_batch // topology.dp_degree if options.global_batch else self._microbatch
+        self._combine = options.combine_flag or bool
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        return self
+
+    def __next__(self) -> SampleBatch:
+        if self.finished:
+            raise StopIteration
+        try:
+            batch = self._next_batch()
+            if batch is not None and self._ledger:
+                self._ledger.write(batch)
+        except BaseException:
+            self.failed = True
+            self.close()
+            raise
+        if batch is None:
+            self.finished = True
+            self._report_end()
+            self.close()
+            raise StopIteration
+        return batch
+
+    @property
+    def totals(self) -> Totals:
+        """Counts of rows and tokens."""
+        return self._engine.totals
+
+    def starts(self) -> dict[int, LaneStart]:
+        """Where each lane would have to begin to go on after the last batch."""
+        made = {}
+        for number, lane in self._engine.lanes.items():
+            used = self._compiled.topology.rounds_of_lane(self.cursor, number)
+            # The last window that began before the last record used. Which later windows are known already depends on
+            # how far the engine is ahead, so they are left alone even where they begin right here.
+            while len(lane.windows) > 1 and lane.windows[1].records_before < used:
+                lane.windows.popleft()
+            made[number] = lane.windows[0]
+        return made
+
+    def close(self) -> None:
+        """End the threads behind this stream."""
+        if self._ahead:
+            self._ahead.close()
+        else:
+            self._engine.close()
+        self._held.clear()
+        for file in (self._ledger, self._windows):
+            if file:
+                file.close()
+
+    def _next_batch(self) -> SampleBatch | None:
+        """The next microbatch, or None at the end of the data."""
+        topology = self._compiled.topology
+        parts: list[RecordBlock] = []
+        numbers: list[np.ndarray] = []
+        missing = self._microbatch
+        while missing:
+            self._leave_out()
+            room = self._room(missing)
+            pulled = self._pull(room) if room else []
+            got = sum(len(part) for part in pulled)
+            if 0 < got < room or (room and not got and self._aligned):
+                if self._aligned:
+                    plan = self._compiled.plan
+                    pulled.append(RecordBlock.filler(room - got, plan.pack.record_length, plan.pad_token))
+                    got = room
+            if not got:
+                break
+            parts += pulled
+            numbers.append(topology.sequence_numbers(self.cursor, got))
+            self.cursor += got
+            missing -= got
+        if missing and (not parts or self._compiled.operators.batch.drop_last):
+            self._left_records = self._microbatch - missing
+            self.cursor -= self._left_records
+            return None
+        return SampleBatch(RecordBlock.concat(parts), np.concatenate(numbers), self._compiled.info)
+
+    def _room(self, wanted: int) -> int:
+        """How many records to take at once: not beyond the step of a finite run, nor into a range that is left out."""
+        room = wanted
+        for first, _ in self._skipped:
+            if self.cursor < first:
+                room = min(room, first - self.cursor)
+        if self._compiled.plan.finite:
+            into_step = self.cursor % self._unit
+            if into_step == 0 and not self._combine(self._fetch()):
+                return 0
+            room = min(room, self._unit - into_step)
+        return room
+
+    def _leave_out(self) -> None:
+        """Pass over a range of rounds that the run leaves out."""
+        for first, last in self._skipped:
+            if first <= self.cursor < last:
+                while self.cursor < last and (dropped := self._pull(min(last - self.cursor, _DROPPED_AT_ONCE))):
+                    self.cursor += sum(len(block) for block in dropped)
+                self.cursor = last
+
+    def _pull(self, wanted: int) -> list[RecordBlock]:
+        """Up to `wanted` records, fewer only at the end."""
+        parts = []
+        while wanted and self._fetch():
+            block = self._held.popleft()
+            if len(block) > wanted:
+                self._held.appendleft(block.slice(wanted, len(block)))
+                block = block.slice(0, wanted)
+            parts.append(block)
+            wanted -= len(block)
+        return parts
+
+    def _fetch(self) -> bool:
+        """Whether there is a record, waiting for the engine if need be."""
+        if not self._held:
+            block = next(self._source, None)
+            if block is None:
+                return False
+            self._held.append(block)
+            self.starts()  # lets go of windows that are done
+        return True
+
+    def _report_end(self) -> None:
+        left = self._engine.totals.left_out
+        _log.info(
+            "the data has ended after %d records of this group; left out: %d tokens that fill no record, "
+            "%d records that fill no microbatch",
+            self.cursor,
+            left,
+            self._left_records,
+        )
+
+    def _ledger_header(self) -> dict[str, Any]:
+        topology = self._compiled.topology
+        return {
+            "lanes": topology.lanes,
+            "global_batch": topology.global_batch,
+            "dp_degree": topology.dp_degree,
+            "dp_group_id": topology.dp_group_id,
+            "datasets": list(self._compiled.plan.dataset_names),
+        }

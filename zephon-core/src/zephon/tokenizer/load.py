@@ -1,0 +1,154 @@
+"""Where a tokenizer's files come from: a folder, a tokenizer.json, or a model on the Hugging Face hub."""
+
+import os
+import re
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from zephon.errors import TokenizerError
+
+MAX_TOKENIZER_BYTES = 128 << 20  # the largest published ones (a million entries) are about half of this
+MAX_CONFIG_BYTES = 16 << 20
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?(@\w[\w./-]*)?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TokenizerFiles:
+    """The raw files of one tokenizer.
+
+    Attributes:
+        label: what messages call it: the path of its tokenizer.json, or its hub name.
+        tokenizer: bytes of tokenizer.json.
+        config: bytes of tokenizer_config.json, if there is one.
+        special_tokens_map: bytes of special_tokens_map.json, if there is one.
+    """
+
+    label: str
+    tokenizer: bytes
+    config: bytes | None = None
+    special_tokens_map: bytes | None = None
+
+
+def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
+    """Read the files of `tokenizer_id`.
+
+    What exists on disk is a path, whatever it is called; what only looks like a path and does not exist is an
+    error. The network is asked for plain names alone, like "gpt2" or "organization/name@revision".
+
+    Raises:
+        TokenizerError: nothing there, no tokenizer.json in it, unreadable, too large, or the hub says no.
+    """
+    text = os.fspath(tokenizer_id)
+    if not isinstance(text, str) or not text.strip() or "\0" in text:
+        raise TokenizerError(
+            f"tokenizer_id is {text!r}; expected a folder with a tokenizer.json, a tokenizer.json or a hub name like 'gpt2'"
+        )
+    path = Path(text).expanduser() if text.startswith("~") else Path(text)
+    if path.is_dir():
+        return _from_folder(path)
+    if path.exists():
+        return TokenizerFiles(str(path), _read(path, MAX_TOKENIZER_BYTES))
+    if not isinstance(tokenizer_id, str) or _looks_like_path(text):
+        raise TokenizerError(
+            f"tokenizer {text!r} does not exist; expected a folder with a tokenizer.json or the path of a tokenizer.json"
+        )
+    if not _HUB_NAME.fullmatch(text):
+        raise TokenizerError(
+            f"tokenizer {text!r} is neither an existing path nor a hub name (expected 'name', 'organization/name' or "
+            "'organization/name@revision'); correct it or pass a local folder"
+        )
+    return _from_hub(text)
+
+
+def _looks_like_path(text: str) -> bool:
+    return text.startswith((".", "~", "/", "\\")) or text.endswith((".json", "/")) or "\\" in text or text.count("/") > 1
+
+
+def _from_folder(folder: Path) -> TokenizerFiles:
+    path = folder / "tokenizer.json"
+    if not path.exists():
+        others = [n for n in ("tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt") if (folder / n).exists()]
+        found = f"only {' and '.join(others)}" if others else "no tokenizer file at all"
+        raise TokenizerError(
+            f"tokenizer folder '{folder}' has no tokenizer.json ({found}); save the tokenizer in that format "
+            "(save_pretrained of a fast tokenizer writes it) or pass another folder"
+        )
+    return TokenizerFiles(
+        str(path),
+        _read(path, MAX_TOKENIZER_BYTES),
+        _read_optional(folder / "tokenizer_config.json"),
+        _read_optional(folder / "special_tokens_map.json"),
+    )
+
+
+def _read_optional(path: Path) -> bytes | None:
+    return _read(path, MAX_CONFIG_BYTES) if path.exists() else None
+
+
+def _read(path: Path, limit: int) -> bytes:
+    """Bytes of a regular file of at most `limit` bytes; a device or pipe could give bytes for ever."""
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise TokenizerError(f"'{path}' is not a regular file; expected a JSON file")
+        with path.open("rb") as file:
+            data = file.read(limit + 1)
+    except OSError as error:
+        raise TokenizerError(
+            f"'{path}' cannot be read ({error.strerror}); check that it exists and may be read"
+        ) from None
+    if len(data) > limit:
+        raise TokenizerError(f"'{path}' is larger than {limit >> 20} MiB, the limit for this file; is it the right file?")
+    return data
+
+
+def _from_hub(name: str) -> TokenizerFiles:
+    """tokenizer.json and tokenizer_config.json of one commit of a hub model, through the hub's own local cache."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    repo, _, revision = name.partition("@")
+    try:
+        path = _download(repo, "tokenizer.json", revision or None)
+    except LocalEntryNotFoundError as error:
+        raise _hub_error(name, "tokenizer.json", error) from None
+    except EntryNotFoundError:
+        raise TokenizerError(
+            f"hub model {name!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format locally "
+            "and pass the folder"
+        ) from None
+    except Exception as error:
+        raise _hub_error(name, "tokenizer.json", error) from None
+
+    config: bytes | None = None
+    try:
+        # Both files from the same commit: its hash is the name of the snapshot folder.
+        config = _read(_download(repo, "tokenizer_config.json", path.parent.name), MAX_CONFIG_BYTES)
+    except LocalEntryNotFoundError as error:
+        # Offline on purpose, and only the tokenizer was ever fetched: go by tokenizer.json alone. But when the
+        # network failed, going on would give another BOS and EOS than the next start.
+        if not constants.HF_HUB_OFFLINE:
+            raise _hub_error(name, "tokenizer_config.json", error) from None
+    except EntryNotFoundError:
+        pass
+    except TokenizerError:
+        raise
+    except Exception as error:
+        raise _hub_error(name, "tokenizer_config.json", error) from None
+    return TokenizerFiles(name, _read(path, MAX_TOKENIZER_BYTES), config)
+
+
+def _download(repo: str, filename: str, revision: str | None) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(repo, filename, revision=revision))
+
+
+def _hub_error(name: str, filename: str, error: Exception) -> TokenizerError:
+    lines = str(error).strip().splitlines()
+    reason = lines[0][:200].rstrip(". ") if lines else type(error).__name__
+    return TokenizerError(
+        f"cannot fetch {filename} of hub model {name!r} ({reason}), and no such local path exists; check the name, the "
+        "network and HF_TOKEN, or pass a local folder"
+    )

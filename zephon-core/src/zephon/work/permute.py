@@ -1,0 +1,83 @@
+"""Keyed hashes and permutations over arrays: the only source of randomness in the curriculum.
+
+Everything is integer arithmetic modulo 2**64, so a result is the same on every platform and NumPy version.
+The mixing function is the finaliser of SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", OOPSLA 2014); permutations of large domains are balanced Feistel networks with cycle walking
+(Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+
+__all__ = ["derive_key", "feistel", "hash64", "mix_key", "shuffled_indices"]
+
+_MASK = (1 << 64) - 1
+_GAMMA = 0x9E3779B97F4A7C15
+_M1 = 0xBF58476D1CE4E5B9
+_M2 = 0x94D049BB133111EB
+_FEISTEL_ROUNDS = 6
+
+
+def derive_key(*parts: object) -> int:
+    """A 64-bit key from names and numbers, by SHA-256 of their written form."""
+    text = "\x1f".join(f"{type(part).__name__}:{part}" for part in parts)
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
+
+
+def _mix(x: int) -> int:
+    x = ((x ^ (x >> 30)) * _M1) & _MASK
+    x = ((x ^ (x >> 27)) * _M2) & _MASK
+    return x ^ (x >> 31)
+
+
+def mix_key(key: int, *numbers: int) -> int:
+    """A 64-bit key from another one and some whole numbers; cheaper than `derive_key`."""
+    for number in numbers:
+        key = _mix(((key ^ ((number * _GAMMA) & _MASK)) + _GAMMA) & _MASK)
+    return key
+
+
+def hash64(key: int, values: np.ndarray) -> np.ndarray:
+    """uint64[n], one hash per value of `values` (any integer array)."""
+    x = values.astype(np.uint64)
+    x *= np.uint64(_GAMMA)
+    x += np.uint64(key)
+    x ^= x >> np.uint64(30)
+    x *= np.uint64(_M1)
+    x ^= x >> np.uint64(27)
+    x *= np.uint64(_M2)
+    x ^= x >> np.uint64(31)
+    return x
+
+
+def shuffled_indices(key: int, n: int) -> np.ndarray:
+    """A uniformly random order of 0 to n - 1 as int64[n], fixed by `key`."""
+    return np.argsort(hash64(key, np.arange(n, dtype=np.uint64)), kind="stable").astype(np.int64, copy=False)
+
+
+def feistel(key: int, n: int, index: np.ndarray) -> np.ndarray:
+    """The images int64[m] of `index` int64[m] under a permutation of 0 to n - 1 fixed by `key`.
+
+    Costs the same for any `n`: no array of the whole domain is ever made.
+    """
+    half = max(1, ((n - 1).bit_length() + 1) // 2)
+    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
+    keys = [mix_key(key, r) for r in range(_FEISTEL_ROUNDS)]
+
+    def encrypt(x: np.ndarray) -> np.ndarray:
+        left, right = x >> bits, x & mask
+        for round_key in keys:
+            left, right = right, left ^ (hash64(round_key, right) & mask)
+        return (left << bits) | right
+
+    out = encrypt(index.astype(np.uint64))
+    limit = np.uint64(n)
+    # The network permutes up to 4n values; walking the cycle until it re-enters 0..n-1 permutes exactly those.
+    outside = np.flatnonzero(out >= limit)
+    while len(outside):
+        out[outside] = encrypt(out[outside])
+        outside = outside[out[outside] >= limit]
+    return out.astype(np.int64)
