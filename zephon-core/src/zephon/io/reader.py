@@ -108,10 +108,8 @@ class OpenDataset:
 def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
     # Shards may differ in columns other than the text: int32 beside int64, all null beside a type.
     table = pa.concat_tables(tables, promote_options="permissive")
-    if (np.diff(indices) == 1).all():  # neighbours in order: joined below, not picked one by one
-        table = table.slice(indices[0], len(indices))
-    else:
-        table = table.take(pa.array(indices))
+    in_order = bool((np.diff(indices) == 1).all())  # then rows are joined and not picked one by one
+    table = table.slice(indices[0], len(indices)) if in_order else table.take(pa.array(indices))
     return table.combine_chunks()  # free where there is one chunk already
 
 

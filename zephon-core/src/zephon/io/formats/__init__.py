@@ -2,6 +2,9 @@
 
 A format is one object of the `Format` protocol in a module of its own, listed in `FORMATS`. It knows nothing of
 datasets, row ids or caches: `scan` says which groups a file holds, `open` gives a `ShardReader` that decodes them.
+
+Damage is found as far as a format can tell: gzip, zstd with checksums and Parquet with page checksums find all of it;
+in plain JSON lines, in Arrow IPC and in Parquet pages without checksums, flipped bits inside a text can go unseen.
 """
 
 import difflib

@@ -28,6 +28,9 @@ _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # flatbuffer enum MessageHeader
 # Read at the start of each message: its metadata, nearly always, and a sample of its data for the digest.
 _HEAD_BYTES = 4096
 _MAX_GROUP_ROWS = 2**40
+# Columns point into the buffer of their whole batch and keep it alive, though the cache counts the columns alone.
+# Where they are less than this share of it, they are copied out.
+_COMPACT_BELOW = 0.75
 
 
 class ArrowIpc:
@@ -93,7 +96,8 @@ class _ArrowReader:
             if batch.num_rows != group.rows:
                 raise ValueError(f"{batch.num_rows} rows, where {group.rows} were listed")
             table = pa.Table.from_batches([batch])
-            return sound_table(table, self._columns, self._text_column, file.path, group.first_row)
+            table = sound_table(table, self._columns, self._text_column, file.path, group.first_row)
+            return _compact(table) if table.nbytes < _COMPACT_BELOW * stream.size else table
 
     def close(self) -> None:
         pass
@@ -277,6 +281,12 @@ class _FlatTable:
         if start + 4 + count * item_bytes > len(self._data):
             raise ValueError("a list is longer than its message")
         return start + 4, count
+
+
+def _compact(table: pa.Table) -> pa.Table:
+    """A copy in buffers of its own; joining with something, even with nothing, is what makes Arrow copy."""
+    columns = [column.combine_chunks() for column in table.columns]
+    return pa.table([pa.concat_arrays([column, column[:0]]) for column in columns], names=table.column_names)
 
 
 def _has_dictionary(kind: pa.DataType) -> bool:
