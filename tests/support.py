@@ -1,8 +1,12 @@
 """Small data and stand-ins that several test files build on."""
 
+import textwrap
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+
+from zephon.batch import combine_digests
 
 
 def catalog_of(group_rows: list[int], groups_per_shard: int, *, row_bytes: int = 100, sequential: bool = False):
@@ -15,3 +19,34 @@ def catalog_of(group_rows: list[int], groups_per_shard: int, *, row_bytes: int =
         group_shard=np.arange(len(group_rows), dtype=np.int32) // groups_per_shard,
         sequential=sequential,
     )
+
+
+def train_tiny_tokenizer(folder: Path, *, bos: str | None = "<|bos|>", eos: str | None = "<|eos|>") -> Path:
+    """A byte-level BPE of 400 tokens, trained on a page of this Python's own sources."""
+    from zephon.cli.corpus import train_tokenizer
+
+    text = Path(textwrap.__file__).read_text(encoding="utf-8")
+    if eos is None:
+        train_tokenizer([text], folder, 400, bos_token=None, eos_token="<|unused|>")
+        (folder / "tokenizer_config.json").unlink()
+        return folder
+    return train_tokenizer([text], folder, 400, bos_token=bos, eos_token=eos)
+
+
+def step_digests(pipelines, steps: int, global_batch: int) -> list[bytes]:
+    """SHA-256 of `steps` global batches put together from all groups of a run, each group stepped in turn."""
+    records: dict[int, bytes] = {}
+    streams = [iter(pipeline) for pipeline in pipelines]
+    for stream in streams:
+        used = 0
+        while used < steps * global_batch // len(pipelines):
+            batch = next(stream)
+            used += len(batch)
+            for number, digest in zip(batch.sequence_numbers.tolist(), batch.digests, strict=True):
+                assert number not in records
+                records[number] = digest
+    first = min(records) // global_batch
+    return [
+        combine_digests([records[number] for number in range(step * global_batch, (step + 1) * global_batch)])
+        for step in range(first, first + steps)
+    ]

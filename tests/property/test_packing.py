@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zephon.ops import Shuffle, Shuffler, WrapPacker
+from zephon.ops import Passer, Shuffle, Shuffler, WrapPacker
 from zephon.records import Pointer, RecordBlock, TokenBlock
 
 documents = st.lists(st.integers(0, 40), min_size=0, max_size=40)  # lengths in tokens; 0 can happen
@@ -91,29 +91,51 @@ def test_at_the_end_what_is_held_is_padded_or_counted(lengths, record_length, pa
     assert len(records) == sum(lengths) // record_length
 
 
-@given(documents, st.integers(1, 40), st.integers(1, 4), st.lists(st.integers(1, 9), max_size=8), st.integers(0, 9))
+def ordered(orderer, records, origins, cuts):
+    """Records through an orderer in pieces cut at `cuts`; gives them, and where each buffer can be started from."""
+    made, start = [], 0
+    for stop in sorted({*[cut for cut in cuts if cut < len(records)], len(records)}):
+        if start < stop:
+            made += orderer.push(records.slice(start, stop), origins[start:stop])
+            start = stop
+    made += orderer.flush()
+    starts, before = [], 0
+    for one in made:
+        starts += [(before, one.buffer, *line) for line in one.origin.tolist()]
+        before += one.records
+    return RecordBlock.concat([RecordBlock.empty(3), *[one.run() for one in made]]), starts
+
+
+@given(documents, st.integers(1, 40), st.integers(1, 4), st.lists(st.integers(0, 90)), st.integers(0, 9))
 def test_shuffling_moves_records_within_their_buffer_only_and_does_not_depend_on_blocks(
-    lengths, buffer_size, lanes, sizes, window
+    lengths, buffer_size, lanes, cuts, window
 ):
     _, records = pack(lengths, [], 3)
+    origins = np.arange(3 * len(records)).reshape(-1, 3)
 
-    def shuffled(cuts):
-        shuffler = Shuffler(Shuffle(buffer_size, 5), lane=0, lanes=lanes, window=window)
-        parts, start = [], 0
-        for stop in [*cuts, len(records)]:
-            if start < stop <= len(records):
-                parts += run(shuffler.push(records.slice(start, stop)))
-                start = stop
-        parts += run(shuffler.flush())
-        return RecordBlock.concat([RecordBlock.empty(3), *parts])
+    def shuffler(buffer=0):
+        return Shuffler(Shuffle(buffer_size, 5), lane=0, lanes=lanes, window=window, buffer=buffer)
 
-    once = shuffled([])
-    assert described(once) == described(shuffled(np.cumsum(sizes).tolist()))
-    assert once.tokens.tolist() == shuffled(np.cumsum(sizes).tolist()).tokens.tolist()
+    once, starts = ordered(shuffler(), records, origins, [])
+    again, starts_again = ordered(shuffler(), records, origins, cuts)
+    assert described(once) == described(again) and once.tokens.tolist() == again.tokens.tolist()
     per_lane = max(1, buffer_size // lanes)
-    for start in range(0, len(records), per_lane):
+    expected = range(0, len(records), per_lane)
+    assert starts == starts_again == [(k, n, *origins[k].tolist()) for n, k in enumerate(expected)]
+    for number, start in enumerate(expected):
         moved = once.tokens[start : start + per_lane].tolist()
         assert sorted(moved) == sorted(records.tokens[start : start + per_lane].tolist())
+        rest, _ = ordered(shuffler(number), records.slice(start, len(records)), origins[start:], [])
+        assert rest.tokens.tolist() == once.tokens[start:].tolist()
+
+
+@given(documents, st.integers(1, 9), st.lists(st.integers(0, 90)))
+def test_without_shuffling_records_go_through_and_buffers_begin_at_the_same_records(lengths, size, cuts):
+    _, records = pack(lengths, [], 3)
+    origins = np.arange(3 * len(records)).reshape(-1, 3)
+    passed, starts = ordered(Passer(size=size), records, origins, cuts)
+    assert passed.tokens.tolist() == records.tokens.tolist() and described(passed) == described(records)
+    assert starts == [(k, n, *origins[k].tolist()) for n, k in enumerate(range(0, len(records), size))]
 
 
 @given(documents, st.integers(2, 9), st.data())

@@ -1,7 +1,7 @@
 """The flush index: where every window of every lane begins, so that a run can be entered anywhere without a checkpoint.
 
-A run keeps it by appending 56 bytes per lane and window: lane, the five numbers of `LaneStart` (int64), and a CRC-32 of
-those 48 bytes. Where windows begin is a pure function of the data, so entries of any rank, of any topology and of runs
+A run keeps it by appending 64 bytes per lane and window: lane, the six numbers of `LaneStart` (int64), and a CRC-32 of
+those 56 bytes. Where windows begin is a pure function of the data, so entries of any rank, of any topology and of runs
 that were killed all hold, as long as the fingerprint in the header of their file is the run's own.
 """
 
@@ -21,7 +21,7 @@ from .state import LaneStart
 __all__ = ["FlushIndex", "FlushIndexWriter"]
 
 _HEADER_BYTES = 256
-_ENTRY = np.dtype([("numbers", "<i8", (6,)), ("crc", "<u8")])
+_ENTRY = np.dtype([("numbers", "<i8", (7,)), ("crc", "<u8")])
 
 
 class FlushIndexWriter:
@@ -80,7 +80,7 @@ class FlushIndex:
                 f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length or "
                 "lanes); give the index of this run, or none to count from the start."
             )
-        entries = np.concatenate(found) if found else np.empty((0, 6), dtype=np.int64)
+        entries = np.concatenate(found) if found else np.empty((0, 7), dtype=np.int64)
         self._by_lane = {int(lane): entries[entries[:, 0] == lane] for lane in np.unique(entries[:, 0])}
 
     def start(self, lane: int, records: int) -> LaneStart:

@@ -1,7 +1,7 @@
 """Checkpoints of a pipeline: plain data, versioned, checked before use.
 
 A state is a dict of JSON types. What it holds does not grow with the run: who made the data (the fingerprint), how many
-records have been used, and five whole numbers per lane. States taken by several ranks merge; a restore takes the lanes
+records have been used, and six whole numbers per lane. States taken by several ranks merge; a restore takes the lanes
 that it owns, so the number of groups may change wherever all groups stand at the same round.
 """
 
@@ -29,13 +29,14 @@ _MAX_FINGERPRINT = 100_000
 
 @dataclass(frozen=True, slots=True)
 class LaneStart:
-    """Where a lane begins: all there is to the state of a lane.
+    """Where a lane can begin: all there is to the state of a lane.
 
     Attributes:
-        window: the window to start with.
-        records_before: records the lane gave before that window.
-        chunk, position, token: the first token that the window's first record takes: a chunk, a row of it, a token of
-            that row's document. It lies before the window where a record goes over its start.
+        window: the window it is in.
+        records_before: records the lane gave before.
+        chunk, position, token: the first token of the next record: a chunk, a row of it, a token of that row's document.
+            At the start of a window it lies before the window where a record went over its end.
+        buffer: which shuffle buffer of the window comes next.
     """
 
     window: int = 0
@@ -43,10 +44,11 @@ class LaneStart:
     chunk: int = 0
     position: int = 0
     token: int = 0
+    buffer: int = 0
 
     def as_list(self) -> list[int]:
-        """The five numbers, in order."""
-        return [self.window, self.records_before, self.chunk, self.position, self.token]
+        """The six numbers, in order."""
+        return [self.window, self.records_before, self.chunk, self.position, self.token, self.buffer]
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,8 @@ class RunState:
         for key, value in lanes_data.items():
             if not (isinstance(key, str) and key.isascii() and key.isdigit() and int(key[:9]) < lanes_total):
                 raise CheckpointError(f"the state is damaged: {str(key)[:20]!r} is no lane of 0 to {lanes_total - 1}.")
-            if not (isinstance(value, Sequence) and len(value) == 5 and all(_is_count(v) for v in value)):
-                raise CheckpointError(f"the state is damaged: lane {key} does not hold five whole numbers.")
+            if not (isinstance(value, Sequence) and len(value) == 6 and all(_is_count(v) for v in value)):
+                raise CheckpointError(f"the state is damaged: lane {key} does not hold six whole numbers.")
             lanes[int(key)] = LaneStart(*value)
         fingerprint, ratios = data.get("fingerprint"), data.get("tokens_per_row")
         if not isinstance(fingerprint, Mapping) or len(fingerprint) > _MAX_FINGERPRINT:

@@ -51,10 +51,9 @@ class BatchStream:
         self.finished = False
         self.failed = False
         self._compiled = compiled
-        positions = {
-            lane: (start, topology.rounds_of_lane(cursor, lane) - start.records_before)
-            for lane, start in starts.items()
-        }
+        # The engine makes whole rounds; of a round begun, what has been used is passed over.
+        rounds, self._pass_over = divmod(cursor, topology.width)
+        positions = {lane: (start, rounds - start.records_before) for lane, start in starts.items()}
         self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
         self._ledger = LedgerWriter(options.ledger, self._ledger_header()) if options.ledger else None
         self._engine = compiled.engine(positions, self._windows.write if self._windows else None)
@@ -99,11 +98,11 @@ class BatchStream:
         made = {}
         for number, lane in self._engine.lanes.items():
             used = self._compiled.topology.rounds_of_lane(self.cursor, number)
-            # The last window that began before the last record used. Which later windows are known already depends on
-            # how far the engine is ahead, so they are left alone even where they begin right here.
-            while len(lane.windows) > 1 and lane.windows[1].records_before < used:
-                lane.windows.popleft()
-            made[number] = lane.windows[0]
+            # The last one before the last record used. Which later ones are known already depends on how far the engine
+            # is ahead, so they are left alone even where they begin right here.
+            while len(lane.starts) > 1 and lane.starts[1].records_before < used:
+                lane.starts.popleft()
+            made[number] = lane.starts[0]
         return made
 
     def close(self) -> None:
@@ -184,8 +183,13 @@ class BatchStream:
             block = next(self._source, None)
             if block is None:
                 return False
+            if self._pass_over:
+                block = block.slice(self._pass_over, len(block))
+                self._pass_over = 0
+                if not len(block):
+                    return self._fetch()
             self._held.append(block)
-            self.starts()  # lets go of windows that are done
+            self.starts()  # lets go of starts that are passed
         return True
 
     def _report_end(self) -> None:

@@ -1,6 +1,6 @@
 """A lane at work: rows of its chunks in, records out, in order, with bounded look-ahead.
 
-    curriculum -> [fetch, tokenize]  -> packer -> shuffler -> ready
+    curriculum -> [fetch, tokenize]  -> packer -> orderer -> ready
                    workers, ahead       one thread (whoever calls `advance`)
 
 Work under way stands in queues in the order of the lane. What workers finish early waits there; accumulators only
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..errors import DataError
-from ..ops import Job
-from ..records import RecordBlock, TokenBlock
+from ..ops import Job, Ordered
+from ..records import Pointer, RecordBlock, TokenBlock
 from ..state import LaneStart
 from .plan import Plan
 from .runners import Runner, Task
@@ -72,7 +72,7 @@ class _Now:
 
     __slots__ = ("_job",)
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job | Ordered) -> None:
         self._job = job
 
     def done(self) -> bool:
@@ -111,18 +111,18 @@ class LaneStream:
         lookahead_bytes: int,
         on_window: Callable[[int, LaneStart], None] | None = None,
     ) -> None:
-        self.windows: deque[LaneStart] = deque([start])
-        """Starts of the windows reached, ascending; whoever takes checkpoints drops what is no longer needed."""
+        self.starts: deque[LaneStart] = deque([start])
+        """Where the lane could be started, ascending; whoever takes checkpoints drops what is no longer needed."""
         self.ready = 0
         """Records that can be taken now."""
         self.ended = False
         """No records will come besides those ready."""
         self._plan, self._lane, self._runner, self._totals = plan, lane, runner, totals
         self._on_window = on_window
-        self._window = start.window
-        self._records_before = start.records_before
+        self._packer_window = self._orderer_window = start.window
+        self._records_packed = self._records_ordered = start.records_before
         self._packer = plan.packer(start)
-        self._shuffler = plan.shuffler(lane, start)
+        self._orderer = plan.orderer(lane, start)
         self._skip = skip
         self._budget = lookahead_bytes
         self._block_bytes = _FIRST_BLOCK_BYTES
@@ -132,8 +132,8 @@ class LaneStream:
         self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
         self._documents: _Queue = deque()
-        self._packed: _Queue = deque()
-        self._shuffled: _Queue = deque() if self._shuffler else self._packed
+        self._packed: deque[tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd] = deque()
+        self._ordered: _Queue = deque()
         self._blocks: deque[RecordBlock] = deque()
         self._barren_rows = 0  # rows since the last token
 
@@ -149,13 +149,13 @@ class LaneStream:
         """Move finished work on; with `wait`, until records are ready or the lane has ended."""
         self._move_finished()
         while wait and not self.ready and not self.ended:
-            if not (self._shuffled or self._packed or self._documents):
+            if not (self._ordered or self._packed or self._documents):
                 self.fill()
             # The work nearest to the exit is the oldest; everything behind it goes on meanwhile.
-            if self._shuffled:
-                self._out(self._shuffled.popleft())
+            if self._ordered:
+                self._out(self._ordered.popleft())
             elif self._packed:
-                self._shuffle(self._packed.popleft())
+                self._order(self._packed.popleft())
             else:
                 self._pack(self._documents.popleft())
                 self.fill()
@@ -176,10 +176,10 @@ class LaneStream:
         return RecordBlock.concat(parts)
 
     def _move_finished(self) -> None:
-        while self._shuffled and _finished(self._shuffled[0]):
-            self._out(self._shuffled.popleft())
-        while self._shuffler and self._packed and _finished(self._packed[0]):
-            self._shuffle(self._packed.popleft())
+        while self._ordered and _finished(self._ordered[0]):
+            self._out(self._ordered.popleft())
+        while self._packed and _finished(self._packed[0]):
+            self._order(self._packed.popleft())
         while self._runner.looks_ahead and self._documents and _finished(self._documents[0]):
             self._pack(self._documents.popleft())
 
@@ -190,7 +190,8 @@ class LaneStream:
             self._documents.append(piece)
             self._exhausted = isinstance(piece, _LaneEnd)
             return
-        estimate = float(self._plan.row_bytes[piece[0]].sum())
+        # A block counts for more than its text where that is tiny, else small chunks would mean endless blocks.
+        estimate = max(float(self._plan.row_bytes[piece[0]].sum()), self._largest_block / 8)
         plan, submit = self._plan, self._runner.submit
         if plan.fetch_apart:
             task = submit("tokenize", _tokenize_fetched, plan, submit("fetch", plan.fetch, *piece))
@@ -203,19 +204,11 @@ class LaneStream:
     def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
         """The next documents, or a mark, into the packer."""
         if isinstance(item, _WindowEnd):
-            self._window += 1
-            carry = self._packer.carry()
-            before = self._records_before + self._packer.records
-            if carry is None:
-                start = LaneStart(self._window, before, self._window * self._plan.window_chunks)
-            else:
-                start = LaneStart(self._window, before, carry.chunk, carry.position, carry.token)
-            self.windows.append(start)
-            if self._on_window:
-                self._on_window(self._lane, start)
+            self._packer_window += 1
+            self._note_window()
             self._packed.append(item)
         elif isinstance(item, _LaneEnd):
-            self._packed.extend(self._start_jobs(self._packer.finish()))
+            self._packed.extend((self._start(job), job.origins) for job in self._packer.finish())
             self._totals.left_out += self._packer.tokens_left_out
             self._packed.append(item)
         else:
@@ -228,23 +221,38 @@ class LaneStream:
                     f"{self._barren_rows:,} rows in a row were null, empty or only white space, which is every row of "
                     f"{', '.join(self._plan.dataset_names)}; name a column with text (text_field)."
                 )
-            self._packed.extend(self._start_jobs(self._packer.push(block)))
+            self._packed.extend((self._start(job), job.origins) for job in self._packer.push(block))
 
-    def _shuffle(self, item: Task | _WindowEnd | _LaneEnd) -> None:
-        """The next records, or a mark, into the shuffler."""
-        assert self._shuffler
-        if isinstance(item, _WindowEnd | _LaneEnd):
-            self._shuffled.extend(self._start_jobs(self._shuffler.flush()))
-            if isinstance(item, _LaneEnd):
-                self._shuffled.append(item)
+    def _note_window(self) -> None:
+        """Tell where the window begins that the packer has reached."""
+        if self._on_window:
+            window = self._packer_window
+            carry = self._packer.carry() or Pointer(window * self._plan.window_chunks, 0, 0)
+            before = self._records_packed + self._packer.records
+            self._on_window(self._lane, LaneStart(window, before, carry.chunk, carry.position, carry.token))
+
+    def _order(self, item: tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> None:
+        """The next records, or a mark, into the orderer."""
+        if isinstance(item, tuple):
+            made = self._orderer.push(item[0].result(), item[1])
         else:
-            self._shuffled.extend(self._start_jobs(self._shuffler.push(item.result())))
+            made = self._orderer.flush()
+        for ordered in made:
+            for origin in ordered.origin.tolist():
+                window, before = self._orderer_window, self._records_ordered
+                self.starts.append(LaneStart(window, before, *origin, ordered.buffer))
+            self._records_ordered += ordered.records
+            self._ordered.append(self._start(ordered))
+        if isinstance(item, _WindowEnd):
+            self._orderer_window += 1
+        elif isinstance(item, _LaneEnd):
+            self._ordered.append(item)
 
     def _out(self, item: Task | _WindowEnd | _LaneEnd) -> None:
         """The next records, in their final order, to the exit."""
         if isinstance(item, _LaneEnd):
             self.ended = True
-        elif not isinstance(item, _WindowEnd):
+        elif not isinstance(item, _WindowEnd):  # which goes no further than the orderer
             block: RecordBlock = item.result()
             used = min(self._skip, len(block))
             self._skip -= used
@@ -252,10 +260,8 @@ class LaneStream:
                 self._blocks.append(block.slice(used, len(block)) if used else block)
                 self.ready += len(block) - used
 
-    def _start_jobs(self, jobs: list[Job]) -> list[Task]:
-        return [
-            self._runner.submit("pack", job.run) if job.nbytes > _SMALL_JOB_BYTES else _Now(job) for job in jobs
-        ]
+    def _start(self, job: Job | Ordered) -> Task:
+        return self._runner.submit("pack", job.run) if job.nbytes > _SMALL_JOB_BYTES else _Now(job)
 
     def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
@@ -274,7 +280,9 @@ class LaneStream:
         yield _LANE_END
 
 
-def _finished(item: Task | _WindowEnd | _LaneEnd) -> bool:
+def _finished(item: Task | tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> bool:
+    if isinstance(item, tuple):
+        return item[0].done()
     return isinstance(item, _WindowEnd | _LaneEnd) or item.done()
 
 

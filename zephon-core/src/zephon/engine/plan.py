@@ -9,13 +9,16 @@ import numpy as np
 import pyarrow as pa
 
 from ..io import OpenDataset
-from ..ops import PackFlat, Shuffle, Shuffler, TokenizeWorker, WrapPacker
+from ..ops import Orderer, PackFlat, Passer, Shuffle, Shuffler, TokenizeWorker, WrapPacker
 from ..records import RowBlock
 from ..state import LaneStart
 from ..topology import Topology
 from ..work import Curriculum
 
 __all__ = ["Fetcher", "Plan"]
+
+UNSHUFFLED_BUFFER = 1024
+"""Records over all lanes between places where an unshuffled run can be entered."""
 
 
 class Fetcher:
@@ -98,8 +101,9 @@ class Plan:
             self.pack.record_length, pad_token=self.pad_token if self.pad_last else None, skip=start.token
         )
 
-    def shuffler(self, lane: int, start: LaneStart) -> Shuffler | None:
-        """A shuffler for `lane`, or None where records keep their order."""
-        if self.shuffle is None or self.shuffle.buffer_size // self.topology.lanes <= 1:
-            return None
-        return Shuffler(self.shuffle, lane=lane, lanes=self.topology.lanes, window=start.window)
+    def orderer(self, lane: int, start: LaneStart) -> Orderer:
+        """What puts the records of `lane` into their final order."""
+        lanes = self.topology.lanes
+        if self.shuffle is None or self.shuffle.buffer_size // lanes <= 1:
+            return Passer(size=max(1, UNSHUFFLED_BUFFER // lanes), buffer=start.buffer)
+        return Shuffler(self.shuffle, lane=lane, lanes=lanes, window=start.window, buffer=start.buffer)

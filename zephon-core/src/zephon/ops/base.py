@@ -17,9 +17,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from ..records import Pointer, RecordBlock, TokenBlock
 
-__all__ = ["Accumulator", "Job", "Packer"]
+__all__ = ["Job", "Ordered", "Orderer", "Packer"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +31,12 @@ class Job:
     Attributes:
         run: makes the block.
         nbytes: about how many bytes it moves; small jobs are not worth handing over.
+        origins: int64[n, 3], for each of the n records to come, chunk, position and token of its first token.
     """
 
     run: Callable[[], RecordBlock]
     nbytes: int
+    origins: np.ndarray
 
 
 class Packer(Protocol):
@@ -51,11 +55,30 @@ class Packer(Protocol):
         """No document will follow."""
 
 
-class Accumulator(Protocol):
-    """Accumulator over records."""
+@dataclass(frozen=True, slots=True)
+class Ordered:
+    """Work for any worker: records in their final order.
 
-    def push(self, block: RecordBlock) -> list[Job]:
-        """Take the next records."""
+    Attributes:
+        run, nbytes: as in `Job`.
+        records: how many records.
+        origin: int64[1, 3], where these records can be made again from, nothing before it needed: chunk, position and
+            token. No line where they cannot.
+        buffer: number of their buffer in the window.
+    """
 
-    def flush(self) -> list[Job]:
+    run: Callable[[], RecordBlock]
+    nbytes: int
+    records: int
+    origin: np.ndarray
+    buffer: int
+
+
+class Orderer(Protocol):
+    """Accumulator that puts records into their final order."""
+
+    def push(self, block: RecordBlock, origins: np.ndarray) -> list[Ordered]:
+        """Take the next records and their origins, int64[n, 3]."""
+
+    def flush(self) -> list[Ordered]:
         """The window ends: give out everything and start the next one empty."""

@@ -115,7 +115,7 @@ class WrapPacker:
             block.lengths[:] = real
             return block
 
-        return [Job(run, job.nbytes)]
+        return [Job(run, job.nbytes, job.origins)]
 
     def _cut(self, count: int) -> Job:
         """A job for the first `count` records of what is held; keeps the rest."""
@@ -133,6 +133,10 @@ class WrapPacker:
             span_row=self._row[owner],
             span_token=self._token[owner] + (span - self._start[owner]),
         )
+        firsts = block.span_offsets[:-1]
+        origins = np.stack(
+            [self._chunk[owner[firsts]], self._position[owner[firsts]], block.span_token[firsts]], axis=1
+        )
         parts = self._parts
         self._keep_from(total)
         self.records += count
@@ -142,7 +146,7 @@ class WrapPacker:
             block.tokens = flat[:total].reshape(count, length)
             return block
 
-        return Job(run, total * 4)
+        return Job(run, total * 4, origins)
 
     def _keep_from(self, cut: int) -> None:
         """Hold only the tokens from place `cut` on; they all lie in the last part."""

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
 
 from ..errors import PipelineError
 from ..records import RecordBlock
 from ..work.permute import derive_key, mix_key, shuffled_indices
-from .base import Job
+from .base import Ordered
 
-__all__ = ["Shuffle", "Shuffler"]
+__all__ = ["Passer", "Shuffle", "Shuffler"]
+
+_NO_ORIGIN = np.empty((0, 3), dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +40,25 @@ class Shuffler:
     """The accumulator of `Shuffle` for one lane.
 
     A full buffer is given out whole, in an order keyed by seed, lane, window and the number of the buffer in its
-    window; so a window can be replayed from its start, and nothing is held across its end.
+    window; so every buffer can be made again from its first record, and nothing is held across the end of a window.
     """
 
-    def __init__(self, spec: Shuffle, *, lane: int, lanes: int, window: int) -> None:
+    def __init__(self, spec: Shuffle, *, lane: int, lanes: int, window: int, buffer: int = 0) -> None:
+        self._buffer = buffer
         self._size = max(1, spec.buffer_size // lanes)
         self._key = mix_key(derive_key("shuffle", spec.seed), lane)
         self._window = window
-        self._buffer_number = 0
         self._parts: list[RecordBlock] = []
         self._held = 0
+        self._origin = _NO_ORIGIN
 
-    def push(self, block: RecordBlock) -> list[Job]:
+    def push(self, block: RecordBlock, origins: np.ndarray) -> list[Ordered]:
         """Take records; gives a job per full buffer."""
         jobs = []
         start = 0
         while start < len(block):
+            if not self._held:
+                self._origin = origins[start : start + 1]
             stop = min(len(block), start + self._size - self._held)
             self._parts.append(block.slice(start, stop))
             self._held += stop - start
@@ -59,19 +67,55 @@ class Shuffler:
                 jobs.append(self._emit())
         return jobs
 
-    def flush(self) -> list[Job]:
+    def flush(self) -> list[Ordered]:
         """Give out an incomplete buffer; the next window starts."""
         jobs = [self._emit()] if self._held else []
         self._window += 1
-        self._buffer_number = 0
+        self._buffer = 0
         return jobs
 
-    def _emit(self) -> Job:
+    def _emit(self) -> Ordered:
         parts, count = self._parts, self._held
-        key = mix_key(self._key, self._window, self._buffer_number)
-        self._parts, self._held = [], 0
-        self._buffer_number += 1
-        return Job(
-            lambda: RecordBlock.arrange(parts, shuffled_indices(key, count)),
-            count * parts[0].tokens.shape[1] * 4,
+        key = mix_key(self._key, self._window, self._buffer)
+        made = Ordered(
+            run=lambda: RecordBlock.arrange(parts, shuffled_indices(key, count)),
+            nbytes=count * parts[0].tokens.shape[1] * 4,
+            records=count,
+            origin=self._origin,
+            buffer=self._buffer,
         )
+        self._parts, self._held = [], 0
+        self._buffer += 1
+        return made
+
+
+class Passer:
+    """What stands in the place of a `Shuffler` where records keep their order.
+
+    Records go through at once; every `size` of them, counted from the start of the window, begin a buffer that the
+    lane can be started from.
+    """
+
+    def __init__(self, *, size: int, buffer: int = 0) -> None:
+        self._buffer = buffer
+        self._size = size
+        self._into = 0
+
+    def push(self, block: RecordBlock, origins: np.ndarray) -> list[Ordered]:
+        """Give the records on, cut where buffers begin."""
+        jobs = []
+        start = 0
+        while start < len(block):
+            stop = min(len(block), start + self._size - self._into)
+            origin = _NO_ORIGIN if self._into else origins[start : start + 1]
+            run = partial(block.slice, start, stop)
+            jobs.append(Ordered(run, nbytes=0, records=stop - start, origin=origin, buffer=self._buffer))
+            self._into = (self._into + stop - start) % self._size
+            self._buffer += self._into == 0
+            start = stop
+        return jobs
+
+    def flush(self) -> list[Ordered]:
+        """The next window starts."""
+        self._into, self._buffer = 0, 0
+        return []

@@ -1,0 +1,168 @@
+"""What a batch gives a model, field by field."""
+
+import numpy as np
+import pytest
+
+from zephon import Pipeline, PipelineError
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
+
+BOS, EOS = 0, 1  # ids in the tiny tokenizer
+
+
+def pipeline_over(texts, tokenizer, *, max_length, microbatch_size=1, drop_last=True, **tokenize):
+    source = StaticMixtureWorkSource(
+        datasets=[Dataset.from_dict("d", {"text": texts})],
+        shuffle_shards=False,
+        shuffle_within_shard=False,
+        repeat=False,
+    )
+    return (
+        Pipeline(source)
+        .options(runner="inline")
+        .tokenize(tokenizer, **tokenize)
+        .pack_flat(max_length=max_length)
+        .batch(microbatch_size=microbatch_size, drop_last=drop_last)
+    )
+
+
+def ids_of(tokenizer, text):
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_file(str(tokenizer / "tokenizer.json")).encode(text).ids
+
+
+@pytest.fixture
+def two_documents(tiny_tokenizer):
+    """One record: BOS a1 a2 EOS, BOS b1 b2 EOS."""
+    a, b = ids_of(tiny_tokenizer, "xy"), ids_of(tiny_tokenizer, "!?")
+    assert len(a) == len(b) == 2
+    (batch,) = pipeline_over(["xy", "!?"], tiny_tokenizer, max_length=7)
+    return batch, a, b
+
+
+def test_two_documents_in_a_record(two_documents):
+    batch, (a1, a2), (b1, b2) = two_documents
+    assert batch.tokens.tolist() == [[BOS, a1, a2, EOS, BOS, b1, b2, EOS]]
+    fields = batch.to_training(return_cu_seqlens=True, return_num_valid_tokens=True)
+    assert fields["input_ids"].tolist() == [[BOS, a1, a2, EOS, BOS, b1, b2]]
+    assert fields["labels"].tolist() == [[a1, a2, EOS, BOS, b1, b2, EOS]]
+    assert fields["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert fields["cu_seqlens"].tolist() == [[0, 4, 7]]
+    assert fields["max_seqlen"].tolist() == [4]
+    assert fields["num_valid_tokens"] == 7
+    masked = batch.to_training(eos_mask_loss=True, return_loss_mask=True, return_num_valid_tokens=True)
+    assert masked["labels"].tolist() == [[a1, a2, EOS, -100, b1, b2, EOS]]
+    assert masked["loss_mask"].tolist() == [[1, 1, 1, 0, 1, 1, 1]]
+    assert masked["num_valid_tokens"] == 6
+
+
+def test_torch_tensors_by_default_and_numpy_on_request(two_documents):
+    import torch
+
+    batch, _, _ = two_documents
+    fields = batch.to_training()
+    assert {name: (type(value), value.dtype) for name, value in fields.items()} == dict.fromkeys(
+        ["input_ids", "labels", "position_ids"], (torch.Tensor, torch.int64)
+    )
+    assert batch.to_training(dtype=torch.int32)["labels"].dtype == torch.int32
+    arrays = batch.to_training(as_numpy=True, dtype="uint32")
+    assert np.shares_memory(arrays["input_ids"], batch.tokens) and np.shares_memory(arrays["labels"], batch.tokens)
+
+
+def test_a_tensor_may_be_written_to_without_touching_the_batch(two_documents):
+    batch, _, _ = two_documents
+    before = batch.digests
+    for dtype in ("int64", "uint32"):
+        for value in batch.to_training(dtype=dtype).values():
+            value.zero_()
+    assert batch.digests == before
+
+
+def test_options_for_positions_names_fields_and_shape(two_documents):
+    batch, _, _ = two_documents
+    assert batch.to_training(position_mode="sequence")["position_ids"].tolist() == [[0, 1, 2, 3, 4, 5, 6]]
+    assert "position_ids" not in batch.to_training(position_mode=None)
+    assert set(batch.to_training(return_labels=False)) == {"input_ids", "position_ids"}
+    renamed = batch.to_training(rename_fields={"input_ids": "tokens"}, exclude_fields=["labels"])
+    assert set(renamed) == {"tokens", "position_ids"}
+    flat = batch.to_training(flatten=True, return_cu_seqlens=True, return_padding_mask=True)
+    assert flat["input_ids"].shape == flat["labels"].shape == flat["padding_mask"].shape == (7,)
+    assert flat["cu_seqlens"].tolist() == [0, 4, 7] and flat["max_seqlen"] == 4
+
+
+def test_flat_document_bounds_run_over_all_records(tiny_tokenizer):
+    texts = ["xy", "!?", "abc", "x"] * 5
+    batches = list(pipeline_over(texts, tiny_tokenizer, max_length=9, microbatch_size=3))
+    for batch in batches:
+        wide = batch.to_training(as_numpy=True, return_cu_seqlens=True)
+        flat = batch.to_training(as_numpy=True, return_cu_seqlens=True, flatten=True)
+        bounds = [r * 9 + b for r, row in enumerate(wide["cu_seqlens"]) for b in sorted(set(row.tolist()) - {9})] + [27]
+        assert flat["cu_seqlens"].tolist() == bounds
+        starts = np.flatnonzero(flat["position_ids"] == 0)
+        assert flat["cu_seqlens"][:-1].tolist() == starts.tolist()
+        assert flat["max_seqlen"] == wide["max_seqlen"].max() == np.diff(bounds).max()
+
+
+def test_padding_is_masked_everywhere(tiny_tokenizer):
+    (a1, a2) = ids_of(tiny_tokenizer, "xy")
+    batch, *rest = pipeline_over(["xy"], tiny_tokenizer, max_length=7, drop_last=False)
+    assert not rest and batch.lengths.tolist() == [4]
+    fields = batch.to_training(
+        return_loss_mask=True, return_padding_mask=True, return_num_valid_tokens=True, return_cu_seqlens=True
+    )
+    assert fields["input_ids"].tolist() == [[BOS, a1, a2, EOS, EOS, EOS, EOS]]
+    assert fields["labels"].tolist() == [[a1, a2, EOS, -100, -100, -100, -100]]
+    assert fields["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2]]
+    assert fields["loss_mask"].tolist() == [[1, 1, 1, 0, 0, 0, 0]]
+    assert fields["padding_mask"].tolist() == [[False] * 4 + [True] * 3]
+    assert fields["cu_seqlens"].tolist() == [[0, 4, 7]]
+    assert fields["num_valid_tokens"] == 3
+    assert batch.to_training(ignore_index=-1)["labels"].tolist() == [[a1, a2, EOS, -1, -1, -1, -1]]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dtype": "float32"}, "an integer type of at least 32 bits"),
+        ({"dtype": "int8"}, "an integer type of at least 32 bits"),
+        ({"dtype": "nonsense"}, "an integer type of at least 32 bits"),
+        ({"position_mode": "relative"}, "position_mode is 'relative'"),
+        ({"rename_fields": {"tokens": "x"}}, "no field 'tokens'"),
+        ({"exclude_fields": ["tokens"]}, "no field 'tokens'"),
+        ({"rename_fields": {"input_ids": "labels"}}, "one name to two fields"),
+        ({"dtype": "uint32", "eos_mask_loss": True}, "ignore_index -100 does not fit"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(two_documents, options, text):
+    with pytest.raises(PipelineError, match=text):
+        two_documents[0].to_training(**options)
+
+
+def test_eos_mask_loss_needs_an_eos(tiny_tokenizer):
+    batch = next(iter(pipeline_over(["xy" * 9], tiny_tokenizer, max_length=3, special_tokens="none")))
+    with pytest.raises(PipelineError, match="eos_mask_loss needs eos_token_id"):
+        batch.to_training(eos_mask_loss=True)
+    batch.to_training(eos_mask_loss=True, eos_token_id=5)
+
+
+def test_provenance_names_every_document_of_every_record(tiny_tokenizer):
+    texts = ["xy", None, "  ", "!?" * 5, "abc"]
+    batches = list(pipeline_over(texts, tiny_tokenizer, max_length=4, microbatch_size=2, drop_last=False))
+    lines = [line for batch in batches for line in batch.provenance().to_pylist()]
+    used = {}
+    for line in lines:
+        assert line["dataset"] == "d" and line["token_begin"] == used.get(line["row"], 0)
+        used[line["row"]] = line["token_end"]
+    assert used == {row: len(ids_of(tiny_tokenizer, texts[row])) + 2 for row in (0, 3, 4)}
+    assert [n for batch in batches for n in batch.sequence_numbers.tolist()] == list(
+        range(sum(len(batch) for batch in batches))
+    )
+
+
+def test_digests_are_over_tokens_and_document_starts(two_documents):
+    import hashlib
+
+    batch, _, _ = two_documents
+    content = batch.tokens[0].astype("<u4").tobytes() + np.array([0, 4], dtype="<u4").tobytes()
+    assert batch.digests == [hashlib.sha256(content).digest()]
