@@ -1,0 +1,53 @@
+"""Streams do not change unless the stream version does: not by accident, not by Python version, not by hash seed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "tests" / "golden" / "streams.py"
+EXPECTED = json.loads(SCRIPT.with_name("streams.json").read_text())
+
+
+def run(python, **environment):
+    done = subprocess.run(
+        [python, SCRIPT], capture_output=True, text=True, check=True, env={**os.environ, **environment}, timeout=120
+    )
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "4242"])
+def test_streams_are_the_expected_ones_whatever_the_hash_seed(seed):
+    found = run(sys.executable, PYTHONHASHSEED=seed)
+    assert found["stream_version"] == EXPECTED["stream_version"]
+    changed = [name for name, digests in EXPECTED["digests"].items() if found["digests"].get(name) != digests]
+    assert not changed, f"the streams {changed} have changed: raise STREAM_VERSION in zephon/state.py, or undo it"
+
+
+def interpreter(minor):
+    """A Python 3.`minor` of this machine: on PATH, or under pyenv."""
+    root = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    for candidate in [shutil.which(f"python3.{minor}"), *sorted(root.glob(f"versions/3.{minor}.*/bin/python3"))]:
+        if candidate and subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return str(candidate)
+    return None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("minor", [11, 13])
+def test_streams_are_the_same_on_other_pythons(minor, tmp_path):
+    python = interpreter(minor)
+    if python is None or minor == sys.version_info.minor:
+        pytest.skip(f"there is no Python 3.{minor} on this machine")
+    uv = shutil.which("uv") or str(ROOT / ".tools" / "bin" / "uv")
+    environment = tmp_path / "venv"
+    subprocess.run([uv, "venv", "--quiet", "--python", python, environment], check=True, timeout=120)
+    # By the ranges that users get, since some of the versions pinned for 3.12 do not exist for older Pythons.
+    install = [uv, "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
+    subprocess.run([*install, ROOT / "zephon-core"], check=True, timeout=280, cwd=tmp_path)
+    assert run(environment / "bin" / "python") == EXPECTED
