@@ -19,7 +19,7 @@ from .engine import Engine, Fetcher, Plan, Runner, make_runner
 from .errors import PipelineError
 from .io import DecodeCache, OpenDataset
 from .ops import Batch, PackFlat, Shuffle, Tokenize, TokenizeWorker
-from .options import DEFAULT_LOOKAHEAD_BYTES, CacheOptions, Options, default_workers
+from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
 from .topology import Topology, resolve_lanes
@@ -27,6 +27,8 @@ from .work import StaticMixtureWorkSource, TokenEstimation
 
 __all__ = ["Compiled", "Operators", "compile_pipeline"]
 
+# Rows cost something besides their text, which matters where they are tiny.
+_LEAST_ROW_BYTES = 64.0
 _SAMPLE_ROWS = 64
 _SAMPLE_BYTES = 256 << 10
 
@@ -169,8 +171,8 @@ def compile_pipeline(
         finite=not source.repeat,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(dataset.name for dataset in datasets),
-        row_bytes=np.array([max(1.0, d.catalog.bytes / d.catalog.rows) for d in datasets]),
-        lookahead_bytes=options.prefetch_buffer_size or DEFAULT_LOOKAHEAD_BYTES,
+        row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
+        lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
     )
     return Compiled(

@@ -12,9 +12,8 @@ from typing import Any
 from .engine import RUNNERS
 from .errors import PipelineError
 
-__all__ = ["CacheOptions", "Options", "default_cache_dir", "default_workers"]
+__all__ = ["CacheOptions", "Options", "default_cache_dir", "default_lookahead", "default_workers"]
 
-DEFAULT_LOOKAHEAD_BYTES = 64 << 20
 DEFAULT_MEMORY_BYTES = 512 << 20
 _READY_BYTES = 8 << 20
 
@@ -31,6 +30,11 @@ def default_workers() -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     return max(1, min(8, cores // max(1, int(local) if local.isdigit() else 1)))
+
+
+def default_lookahead(workers: int, lanes: int) -> int:
+    """Bytes of text under way or ready: enough for blocks of a sensible size for every worker and lane, at most 64 MiB."""
+    return min(64 << 20, max(workers * (8 << 20), lanes * (512 << 10)))
 
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: list[str]) -> None:

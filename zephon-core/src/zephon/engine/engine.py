@@ -6,6 +6,7 @@ records ready; what is ahead is bounded, and dropping the iterator ends the thre
 
 from __future__ import annotations
 
+import atexit
 import threading
 import weakref
 from collections import deque
@@ -134,6 +135,9 @@ class _Channel:
             self._changed.notify_all()
 
 
+_running: dict[threading.Thread, _Channel] = {}
+
+
 def _produce(engine: Engine, channel: _Channel) -> None:
     error: BaseException | None = None
     try:
@@ -145,6 +149,15 @@ def _produce(engine: Engine, channel: _Channel) -> None:
     finally:
         engine.close()
         channel.end(error)
+        _running.pop(threading.current_thread(), None)
+
+
+@atexit.register
+def _end_all() -> None:
+    # A thread inside native code when the interpreter goes away takes the process down with it.
+    for thread, channel in list(_running.items()):
+        channel.shut()
+        thread.join()
 
 
 class Ahead:
@@ -158,8 +171,9 @@ class Ahead:
     def __init__(self, engine: Engine, blocks: int) -> None:
         self._channel = _Channel(blocks)
         thread = threading.Thread(target=_produce, args=(engine, self._channel), name="zephon-engine", daemon=True)
-        # Ends the thread when the iterator is dropped, and at exit.
+        # Ends the thread when the iterator is dropped.
         self.close = weakref.finalize(self, self._channel.shut)
+        _running[thread] = self._channel
         thread.start()
 
     def __iter__(self) -> Iterator[RecordBlock]:
