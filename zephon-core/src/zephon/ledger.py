@@ -195,9 +195,9 @@ class Difference:
 
 
 def compare(a: Ledger, b: Ledger) -> Difference | None:
-    """The first record in which two runs differ, over the records that both have reached; None where they agree.
+    """The first record in which two runs differ; None where they agree in all records that both have consumed.
 
-    A record that only one of them has, before the end of the shorter run, is a difference too.
+    A record that only one of them has, before the last step that the shorter run has whole, is a difference too.
     """
     if a.lanes != b.lanes:
         return Difference(None, 0, 0, f"{a.name} has {a.lanes} lanes, {b.name} has {b.lanes}: they are different runs.")
@@ -208,7 +208,7 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
     end = min(_complete_until(a), _complete_until(b))
     in_a, in_b = (ledger.sequence[(ledger.sequence >= start) & (ledger.sequence < end)] for ledger in (a, b))
     missing = np.setxor1d(in_a, in_b)
-    shared = np.intersect1d(in_a, in_b)
+    shared = np.intersect1d(a.sequence, b.sequence, assume_unique=True)
     da = a.digests[np.searchsorted(a.sequence, shared)]
     db = b.digests[np.searchsorted(b.sequence, shared)]
     unequal = shared[[x.tobytes() != y.tobytes() for x, y in zip(da, db, strict=True)]] if len(shared) else shared
@@ -230,9 +230,10 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
 def _complete_until(ledger: Ledger) -> int:
     """The sequence number up to which a run has surely consumed what it was to consume.
 
-    Ranks do not stop at the same record; the last step counts only where all its records are there.
+    Ranks do not stop, and are not killed, at the same record: only steps that every lane has reached count.
     """
-    last = int(ledger.sequence[-1])
+    reached = np.full(ledger.lanes, -1, dtype=np.int64)
+    np.maximum.at(reached, ledger.sequence % ledger.lanes, ledger.sequence // ledger.lanes)
+    until = (int(reached.min()) + 1) * ledger.lanes
     unit = ledger.global_batch or ledger.lanes
-    in_last = int((ledger.sequence >= last // unit * unit).sum())
-    return last + 1 if in_last == unit else last // unit * unit
+    return until // unit * unit

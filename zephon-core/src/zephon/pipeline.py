@@ -295,6 +295,9 @@ class Pipeline:
         """
         if (step is None) == (sequence_number is None):
             raise PipelineError("seek needs either step or sequence_number.")
+        for name, value in (("step", step), ("sequence_number", sequence_number)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise PipelineError(f"seek {name} is {value!r}; a whole number of at least 0 is needed.")
         compiled = self._compile()
         lanes = compiled.topology.lanes
         if step is not None:
@@ -304,7 +307,7 @@ class Pipeline:
             Topology(lanes, global_batch=batch)
             sequence_number = step * batch
         assert sequence_number is not None
-        if isinstance(sequence_number, bool) or sequence_number < 0 or sequence_number % lanes:
+        if sequence_number < 0 or sequence_number % lanes:
             raise PipelineError(
                 f"seek is asked for record {sequence_number}; with {lanes} lanes a round starts at every multiple of "
                 f"{lanes}, from 0."

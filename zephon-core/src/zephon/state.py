@@ -143,7 +143,7 @@ class RunState:
             skipped=tuple((int(a), int(b)) for a, b in skipped),
         )
         for lane, start in lanes.items():
-            if start.records_before > state.rounds + 1 or start.token < 0:
+            if start.records_before > state.rounds:
                 raise CheckpointError(
                     f"the state is damaged: lane {lane} starts at its record {start.records_before}, "
                     f"after the {state.rounds} rounds that the state says were used."
@@ -270,5 +270,5 @@ def _is_count(value: Any) -> bool:
 def _number(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
     value = data.get(name)
     if not _is_count(value) or not least <= value <= most:
-        raise CheckpointError(f'the state is damaged: "{name}" is {str(value)[:40]!r}, not a whole number from {least} to {most}.')
+        raise CheckpointError(f'the state is damaged: "{name}" is {str(value)[:40]}, not a whole number from {least} to {most}.')
     return int(value)

@@ -60,7 +60,8 @@ class BatchStream:
         self._ahead = Ahead(self._engine, _BLOCKS_READY) if self._engine.looks_ahead else None
         self._source: Iterator[RecordBlock] = self._ahead or self._engine.rounds()
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
-        self._left_records = 0
+        self.left_records = 0
+        """At the end of the data: records that fill no microbatch and were not handed out."""
         self._held: deque[RecordBlock] = deque()
         self._microbatch = compiled.operators.batch.microbatch_size
         self._aligned = options.global_batch is not None or options.combine_flag is not None
@@ -139,8 +140,8 @@ class BatchStream:
             self.cursor += got
             missing -= got
         if missing and (not parts or self._compiled.operators.batch.drop_last):
-            self._left_records = self._microbatch - missing
-            self.cursor -= self._left_records
+            self.left_records = self._microbatch - missing
+            self.cursor -= self.left_records
             return None
         return SampleBatch(RecordBlock.concat(parts), np.concatenate(numbers), self._compiled.info)
 
@@ -199,7 +200,7 @@ class BatchStream:
             "%d records that fill no microbatch",
             self.cursor,
             left,
-            self._left_records,
+            self.left_records,
         )
 
     def _ledger_header(self) -> dict[str, Any]:

@@ -8,7 +8,6 @@ with a role (BOS, EOS, ...) marked special, which is what keeps text that spells
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -121,7 +120,7 @@ def _parse(data: bytes, label: str, filename: str) -> Tree:
     try:
         tree = msgspec.json.decode(data)
     except RecursionError:
-        raise TokenizerError(f"{filename} of {label!r} is nested too deeply; expected a file as written by tokenizers") from None
+        raise TokenizerError(f"{filename} of {label!r} is nested too deeply; fetch or save it again") from None
     except ValueError as error:
         raise TokenizerError(f"{filename} of {label!r} is not valid JSON ({error}); fetch or save it again") from None
     if not isinstance(tree, dict):
@@ -142,9 +141,14 @@ def _check_structure(tree: Tree, label: str) -> None:
         raise refuse("model", model, "an object")
     if not isinstance(model.get("vocab"), dict | list) or not model["vocab"]:
         raise refuse("model.vocab", model.get("vocab"), "a vocabulary that is not empty")
-    merges = model.get("merges", [])
-    if not isinstance(merges, list):
-        raise refuse("model.merges", merges, "a list")
+    _check_merges(model, label)
+    dropout = model.get("dropout")
+    if dropout is not None and (isinstance(dropout, bool) or not isinstance(dropout, int | float)):
+        raise refuse("model.dropout", dropout, "null")
+    if dropout and dropout != 1:
+        raise TokenizerError(
+            f"tokenizer.json of {label!r} has model.dropout {dropout}, which draws other ids for every batch; set it to null"
+        )
     if "type" not in model and "merges" in model:
         model["type"] = "BPE"  # files of the first years, GPT-2's among them, leave it out
     for section in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
@@ -160,6 +164,26 @@ def _check_structure(tree: Tree, label: str) -> None:
             f"added_tokens in tokenizer.json of {label!r} is not usable ({_detail(error)}); save the tokenizer again"
         ) from None
     tree["added_tokens"] = [msgspec.to_builtins(entry) for entry in entries]
+
+
+def _check_merges(model: Tree, label: str) -> None:
+    merges = model.get("merges", [])
+    try:
+        if merges and isinstance(merges, list) and isinstance(merges[0], str):
+            pairs = [tuple(merge.split(" ", 1)) for merge in msgspec.convert(merges, list[str])]
+        else:
+            pairs = msgspec.convert(merges, list[tuple[str, str]])
+    except ValueError as error:
+        raise TokenizerError(
+            f"model.merges in tokenizer.json of {label!r} is not usable ({_detail(error)}); expected pairs of tokens"
+        ) from None
+    # tokenizers cuts this prefix off without looking, through the middle of a character if need be, and aborts.
+    prefix = model.get("continuing_subword_prefix") or ""
+    if prefix and not all(isinstance(prefix, str) and pair[-1].startswith(prefix) for pair in pairs):
+        raise TokenizerError(
+            f"tokenizer.json of {label!r} has merges whose second token does not begin with continuing_subword_prefix "
+            f"{str(prefix)[:40]!r}; save the tokenizer again"
+        )
 
 
 def _check_depth(part: Any, section: str, label: str) -> None:
@@ -196,8 +220,8 @@ def _token_ids(tree: Tree, label: str) -> dict[str, int]:
             token_to_id = {token: i for i, (token, _) in enumerate(msgspec.convert(vocab, list[tuple[str, float]]))}
     except ValueError as error:
         raise TokenizerError(
-            f"model.vocab in tokenizer.json of {label!r} is not usable ({_detail(error)}); expected tokens with ids from "
-            f"0 to {MAX_ID}"
+            f"model.vocab in tokenizer.json of {label!r} is not usable ({_detail(error)}); expected tokens with ids "
+            f"from 0 to {MAX_ID}"
         ) from None
     for entry in tree["added_tokens"]:
         token_to_id[entry["content"]] = entry["id"]
@@ -205,7 +229,8 @@ def _token_ids(tree: Tree, label: str) -> dict[str, int]:
     # A few holes are known in the field (and go to the reference library); an array over a sparse range is an attack.
     if top > 4 * len(token_to_id) + 1000:
         raise TokenizerError(
-            f"tokenizer.json of {label!r} has {len(token_to_id)} tokens but ids up to {top}; expected ids without large gaps"
+            f"tokenizer.json of {label!r} has {len(token_to_id)} tokens but ids up to {top}; expected ids without "
+            "large gaps"
         )
     return token_to_id
 
@@ -238,7 +263,7 @@ def _detail(error: ValueError) -> str:
 
 
 def _kind(value: object) -> str:
-    names: Mapping[type, str] = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "nothing"}
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "nothing"}
     if isinstance(value, dict | list) and not value:
         return f"an empty {'object' if isinstance(value, dict) else 'list'}"
     return names.get(type(value), "a number")

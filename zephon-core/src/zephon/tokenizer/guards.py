@@ -32,7 +32,7 @@ _METASPACE = "▁"
 
 def fastokens_refusal(tree: Part) -> str | None:
     """Why fastokens must not run this tokenizer."""
-    return _model_refusal(tree) or _added_token_refusal(tree) or _pipeline_refusal(tree, metaspace=False)
+    return _model_refusal(tree) or _added_token_refusal(tree) or _pipeline_refusal(tree, library="fastokens")
 
 
 def gigatoken_refusal(tree: Part) -> str | None:
@@ -41,7 +41,7 @@ def gigatoken_refusal(tree: Part) -> str | None:
         _model_refusal(tree)
         or _added_token_refusal(tree)
         or _overlap_refusal(tree)
-        or _pipeline_refusal(tree, metaspace=True)
+        or _pipeline_refusal(tree, library="gigatoken")
     )
 
 
@@ -77,12 +77,12 @@ def _added_token_refusal(tree: Part) -> str | None:
             continue  # never matched in text
         if not content:
             return "empty added token"
-        if token["single_word"] or token["lstrip"] or token["rstrip"]:
-            return f"added token {content!r} with single_word, lstrip or rstrip"
+        if token["single_word"]:
+            return f"added token {content[:40]!r} that must be a whole word"
         if token["normalized"] and tree["normalizer"] is not None:
-            return f"added token {content!r} matched after normalization"
+            return f"added token {content[:40]!r} matched after normalization"
         if not unicodedata.is_normalized("NFC", content):
-            return f"added token {content!r} that is not in NFC"
+            return f"added token {content[:40]!r} that is not in NFC"
     return None
 
 
@@ -97,23 +97,23 @@ def _overlap_refusal(tree: Part) -> str | None:
     for other, group in ((1, special), (0, plain)):
         for text in group:
             if text in joined[other] or any(text[n:] in heads[other] for n in range(len(text))):
-                return f"added token {text!r} that overlaps with a special token"
+                return f"added token {text[:40]!r} that overlaps with a special token"
     return None
 
 
-def _pipeline_refusal(tree: Part, *, metaspace: bool) -> str | None:
+def _pipeline_refusal(tree: Part, *, library: str) -> str | None:
     if tree["model"].get("byte_fallback"):
-        return _sentencepiece_refusal(tree, metaspace)
-    return _byte_level_refusal(tree)
+        return _sentencepiece_refusal(tree, metaspace=library == "gigatoken")
+    return _byte_level_refusal(tree, nfc=library == "fastokens", digits=library == "fastokens")
 
 
-def _byte_level_refusal(tree: Part) -> str | None:
+def _byte_level_refusal(tree: Part, *, nfc: bool, digits: bool) -> str | None:
     """GPT-2, Llama 3, Qwen, DeepSeek: optional NFC, optional splits by regex, bytes as characters."""
     model = tree["model"]
     if model.get("unk_token") is not None or model.get("fuse_unk"):
         return "byte-level model with an unknown token"
     for step in _steps(tree["normalizer"], "normalizers"):
-        if step.get("type") != "NFC":
+        if step.get("type") != "NFC" or not nfc:  # gigatoken's tables order some rare marks differently
             return f"normalizer {step.get('type')}"
     *splits, last = _steps(tree["pre_tokenizer"], "pretokenizers") or [{}]
     if last.get("type") != "ByteLevel":
@@ -122,11 +122,15 @@ def _byte_level_refusal(tree: Part) -> str | None:
         return f"vocabulary without {len(missing)} of the 256 byte characters"
     if not splits:
         return None if last.get("use_regex", True) else "ByteLevel that does not split"
-    if last.get("use_regex", True):
-        return "ByteLevel that splits once more after another split"
     if last.get("add_prefix_space", True):
         return "ByteLevel with add_prefix_space after a split"
-    return next((reason for split in splits if (reason := _split_refusal(split))), None)
+    # StarCoder and others isolate digits first and leave the rest to ByteLevel.
+    others = [step for step in splits if not (digits and step.get("type") == "Digits")]
+    if last.get("use_regex", True) and others:
+        return "ByteLevel that splits once more after another split"
+    if not last.get("use_regex", True) and not others:
+        return "ByteLevel that does not split"
+    return next((reason for split in others if (reason := _split_refusal(split))), None)
 
 
 def _split_refusal(split: Part) -> str | None:
@@ -142,7 +146,7 @@ def _split_refusal(split: Part) -> str | None:
     return regex_refusal(regex)
 
 
-def _sentencepiece_refusal(tree: Part, metaspace: bool) -> str | None:
+def _sentencepiece_refusal(tree: Part, *, metaspace: bool) -> str | None:
     """Llama 2, Mistral, Gemma: spaces as "▁", characters outside the vocabulary as bytes <0x00> to <0xFF>."""
     model = tree["model"]
     if missing := sum(f"<0x{byte:02X}>" not in model["vocab"] for byte in range(256)):

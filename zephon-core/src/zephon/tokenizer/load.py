@@ -43,7 +43,8 @@ def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
     text = os.fspath(tokenizer_id)
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise TokenizerError(
-            f"tokenizer_id is {text!r}; expected a folder with a tokenizer.json, a tokenizer.json or a hub name like 'gpt2'"
+            f"tokenizer_id is {text!r}; expected a folder with a tokenizer.json, the path of a tokenizer.json or a hub "
+            "name like 'gpt2'"
         )
     path = Path(text).expanduser() if text.startswith("~") else Path(text)
     if path.is_dir():
@@ -52,7 +53,7 @@ def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
         return TokenizerFiles(str(path), _read(path, MAX_TOKENIZER_BYTES))
     if not isinstance(tokenizer_id, str) or _looks_like_path(text):
         raise TokenizerError(
-            f"tokenizer {text!r} does not exist; expected a folder with a tokenizer.json or the path of a tokenizer.json"
+            f"tokenizer {text!r} does not exist; expected a folder with a tokenizer.json or the path of one"
         )
     if not _HUB_NAME.fullmatch(text):
         raise TokenizerError(
@@ -63,7 +64,7 @@ def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
 
 
 def _looks_like_path(text: str) -> bool:
-    return text.startswith((".", "~", "/", "\\")) or text.endswith((".json", "/")) or "\\" in text or text.count("/") > 1
+    return text.startswith((".", "~", "/")) or text.endswith((".json", "/")) or "\\" in text or text.count("/") > 1
 
 
 def _from_folder(folder: Path) -> TokenizerFiles:
@@ -99,7 +100,9 @@ def _read(path: Path, limit: int) -> bytes:
             f"'{path}' cannot be read ({error.strerror}); check that it exists and may be read"
         ) from None
     if len(data) > limit:
-        raise TokenizerError(f"'{path}' is larger than {limit >> 20} MiB, the limit for this file; is it the right file?")
+        raise TokenizerError(
+            f"'{path}' is larger than {limit >> 20} MiB, the limit for such a file; is it the right one?"
+        )
     return data
 
 
@@ -115,8 +118,8 @@ def _from_hub(name: str) -> TokenizerFiles:
         raise _hub_error(name, "tokenizer.json", error) from None
     except EntryNotFoundError:
         raise TokenizerError(
-            f"hub model {name!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format locally "
-            "and pass the folder"
+            f"hub model {name!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format and "
+            "pass the folder"
         ) from None
     except Exception as error:
         raise _hub_error(name, "tokenizer.json", error) from None
@@ -146,9 +149,15 @@ def _download(repo: str, filename: str, revision: str | None) -> Path:
 
 
 def _hub_error(name: str, filename: str, error: Exception) -> TokenizerError:
+    from huggingface_hub import constants
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
     lines = str(error).strip().splitlines()
     reason = lines[0][:200].rstrip(". ") if lines else type(error).__name__
+    if isinstance(error, LocalEntryNotFoundError):
+        reach = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
+        reason = f"{reach} and the local cache does not hold it"
     return TokenizerError(
-        f"cannot fetch {filename} of hub model {name!r} ({reason}), and no such local path exists; check the name, the "
-        "network and HF_TOKEN, or pass a local folder"
+        f"cannot fetch {filename} of hub model {name!r} ({reason}); check the name, the network and HF_TOKEN, or pass the "
+        "path of a local folder that exists"
     )

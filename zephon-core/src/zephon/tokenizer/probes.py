@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (characters that look like others are the point)
 """The texts on which a fast library is compared with the reference before it is trusted.
 
 About 2,000 of them, the same in every process: hand-picked ones for what has been seen to differ, random mixtures of
@@ -49,6 +50,7 @@ _WHITE = [
     "\x00\x01\x7f\u0085\u00a0\u2003\u3000\u2028\ufeff\u180e\ue000\U0010ffff x\u180e y \u180e",
     "    \u180ex\u180e  \u180e\n\u180e",
     "a    \u180e\u180e9\n  \u180e!",
+    "a\U00011de0b1\U00011de52 \U00011de9  !",  # letters and digits of Unicode 17
     "▁ ▁a a▁b ▁▁ ▁▁▁x x▁ ▁\n▁",
     " leading",
     "trailing ",
@@ -155,6 +157,6 @@ def _added_token_texts(added: list[str], rng: Rng) -> list[str]:
     for token in (content[:256] for content in added):
         other = _one_of(added)(rng)[:256]
         texts += look_alikes(token)
-        texts += [f"{token} \n{token}  ", f"\t {token}{other}", f"{token[:-1]}{other}", f"{other}{token[1:]} {token}\u0301"]
-        texts += [f"{token.lower()}{token.upper()}"]
+        texts += [f"{token} \n{token}  ", f"\t {token}{other}", f"{token[:-1]}{other}", f"{other}{token[1:]}"]
+        texts += [f"{token}\u0301 {token}\u0338", f"{token.lower()}{token.upper()}"]
     return texts

@@ -39,7 +39,8 @@ class Answers:
             return None
         rows = range(len(self.texts))
         bad = [i for i in rows if not np.array_equal(_row(values, offsets, i), _row(*self.expected, i))]
-        return f"{len(bad)} of {len(self.texts)} {self.what} differ from tokenizers, the first is {self.texts[bad[0]][:40]!r}"
+        first = self.texts[bad[0]][:40]
+        return f"{len(bad)} of {len(self.texts)} {self.what} differ from tokenizers, the first is {first!r}"
 
 
 def load_reference(definition: TokenizerDefinition) -> TokenizersBackend:
@@ -121,8 +122,8 @@ def _check_ids(definition: TokenizerDefinition, tree: Tree, reference: Tokenizer
         given = reference.token_to_id(token["content"])
         if token["content"] and given != token["id"]:
             raise TokenizerError(
-                f"tokenizer.json of {definition.label!r} gives added token {token['content']!r} the id {token['id']} but "
-                f"tokenizers gives it {given}, because the ids have gaps or repeats; number the added tokens without gaps"
+                f"tokenizer.json of {definition.label!r} gives added token {token['content'][:40]!r} the id {token['id']} "
+                f"but tokenizers gives it {given}, because the ids have gaps or repeats; number them without gaps"
             )
 
 
@@ -140,7 +141,7 @@ def _check_look_alikes(definition: TokenizerDefinition, tree: Tree, reference: T
     for token in sorted(reached):
         if token in ends:
             raise TokenizerError(
-                f"text that spells {token!r} becomes that special token in the tokenizer of {definition.label!r}, so a "
+                f"text that spells {token[:40]!r} becomes that special token in the tokenizer of {definition.label!r}, so a "
                 "document could end itself; give the tokenizer a pre_tokenizer that splits such text"
             )
     if reached:
@@ -153,5 +154,6 @@ def _row(values: np.ndarray, offsets: np.ndarray, i: int) -> np.ndarray:
 
 def _unusable(definition: TokenizerDefinition, failure: BackendFailure) -> TokenizerError:
     return TokenizerError(
-        f"the tokenizer of {definition.label!r} does not work in tokenizers ({failure}); save it again with a recent version"
+        f"the tokenizer of {definition.label!r} does not work in tokenizers ({failure}); save it again with a "
+        "recent version"
     )

@@ -100,9 +100,7 @@ class Tokenizer:
         backend_version: the version of that library.
     """
 
-    def __init__(
-        self, definition: TokenizerDefinition, *, insisted: bool, keep_space: bool, runtime: _Runtime
-    ) -> None:
+    def __init__(self, definition: TokenizerDefinition, *, insisted: bool, keep_space: bool, runtime: _Runtime) -> None:
         self._definition = definition
         self._insisted = insisted
         self._keep_space = keep_space
@@ -147,7 +145,7 @@ class Tokenizer:
         """
         array = np.asarray(ids if isinstance(ids, np.ndarray | Sequence) else list(ids))
         if array.size and (array.ndim != 1 or array.dtype.kind not in "iu"):
-            raise TokenizerError(f"decode got an array of {array.dtype} with shape {array.shape}; expected a row of token ids")
+            raise TokenizerError(f"decode got {array.dtype} of shape {array.shape}; expected a row of token ids")
         if array.size and not 0 <= int(array.min()) <= int(array.max()) < self.vocab_size:
             raise TokenizerError(
                 f"decode got ids from {array.min()} to {array.max()}; expected ids from 0 to {self.vocab_size - 1}"
@@ -197,10 +195,11 @@ class Tokenizer:
         if difference is None:
             return
         if self._insisted:
-            raise TokenizerError(f"tokenizer backend {self.backend!r} is not fit for this data ({difference}); use 'auto'")
+            raise TokenizerError(f"tokenizer backend {self.backend!r} is not fit for these documents ({difference})")
         tree = self._definition.tree()
         following = FAST[FAST.index(self.backend) + 1 :]
-        chosen, _ = first_fit(self._definition, tree, following, lambda: [examine(self._definition, tree).probes, answers])
+        probes = examine(self._definition, tree).probes
+        chosen, _ = first_fit(self._definition, tree, following, lambda: [probes, answers])
         replacement: Backend = chosen or reference
         _log.warning("%s: tokenizing with %s from now on, because %s", self.backend, replacement.name, difference)
         self._runtime = _Runtime(os.getpid(), replacement, reference)
@@ -218,8 +217,8 @@ class Tokenizer:
         except BackendFailure as failure:
             if self._insisted or self.backend == "tokenizers":
                 raise TokenizerError(
-                    f"{self.backend} {self.backend_version} broke on a column of {len(column)} documents ({failure}); use "
-                    "another tokenizer backend"
+                    f"{self.backend} {self.backend_version} broke on a column of {len(column)} documents ({failure}); "
+                    "use another tokenizer backend"
                 ) from None
             # The ids are the same, so one column by the reference changes nothing but the time it takes.
             if not self._warned:
@@ -241,8 +240,8 @@ class Tokenizer:
                     runtime = _Runtime(os.getpid(), BACKENDS[self.backend](self._definition))
                 except BackendFailure as failure:
                     raise TokenizerError(
-                        f"tokenizer backend {self.backend!r} does not load in this process ({failure}); install the same "
-                        "packages for all workers"
+                        f"tokenizer backend {self.backend!r} does not load in this process ({failure}); install the "
+                        "same packages for all workers"
                     ) from None
                 self._runtime = runtime
         return runtime
@@ -252,9 +251,7 @@ class Tokenizer:
         with _building:
             if runtime.reference is None:
                 live = runtime.backend
-                runtime.reference = (
-                    live if isinstance(live, TokenizersBackend) else load_reference(self._definition)
-                )
+                runtime.reference = live if isinstance(live, TokenizersBackend) else load_reference(self._definition)
         return runtime.reference
 
 
@@ -264,7 +261,8 @@ def _checked(column: pa.Array) -> pa.Array:
     if not isinstance(column, pa.Array) or not (
         pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     ):
-        raise TokenizerError(f"encode got {getattr(column, 'type', type(column).__name__)}; expected an Arrow array of strings")
+        kind = getattr(column, "type", type(column).__name__)
+        raise TokenizerError(f"encode got {kind}; expected an Arrow array of strings")
     if column.null_count:
         raise TokenizerError(f"encode got {column.null_count} nulls in {len(column)} documents; drop them first")
     try:

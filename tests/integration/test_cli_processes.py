@@ -1,0 +1,189 @@
+"""The command `zephon` as people call it: real processes, killed, interrupted and resumed."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from zephon import ZephonError
+from zephon.cli.corpus import train_tokenizer, write_recipe
+from zephon.cli.matrix import Leg, Matrix, Run, Setup
+from zephon.ledger import compare, read_ledger
+
+WORDS = ["lane", "shard", "record", "round", "step", "token", "cursor", "window", "chunk", "rank", "group", "epoch"]
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("corpus")
+    sources = {}
+    for name, rows in (("a", 300), ("b", 120)):
+        texts = [f"{name}{i} " + " ".join(WORDS[(i * k) % 12] for k in range(i % 60 + 3)) for i in range(rows)]
+        sources[name] = folder / f"{name}.jsonl"
+        sources[name].write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    train_tokenizer(texts, folder / "tokenizer", 400)
+    keys = {"chunk_size": 16, "seed": 5, "cache_dir": "cache"}
+    write_recipe(folder / "recipe.toml", sources, keys=keys)
+    write_recipe(folder / "finite.toml", sources, keys={**keys, "repeat": False})
+    return folder
+
+
+def command(*arguments, **options):
+    argv = [sys.executable, "-c", "from zephon.cli import main; main()", *map(str, arguments)]
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def common(corpus, recipe="recipe.toml"):
+    return corpus / recipe, "--tokenizer", corpus / "tokenizer", "--seq-len", "32"
+
+
+def setup_of(corpus, **changes):
+    values = {
+        "recipe": corpus / "recipe.toml",
+        "tokenizer": str(corpus / "tokenizer"),
+        "seq_len": 32,
+        "global_batch": 8,
+        "lanes": 8,
+        "microbatch_size": 2,
+        "runner": None,
+        "finite": False,
+    }
+    return Setup(**{**values, **changes})
+
+
+def test_verify_proves_a_recipe_through_kills_and_resumes(corpus, tmp_path):
+    keep, picture = tmp_path / "runs", tmp_path / "barcode.png"
+    options = ["--global-batch", "8", "--dp", "1,2", "--resume-at", "2", "--steps", "5", "--microbatch-size", "2"]
+    process = command("verify", *common(corpus), *options, "--plot", picture, "--keep", keep)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert len(re.findall(r"^ *\d  [0-9a-f]{64}$", out, flags=re.M)) == 5
+    rows = [line.split("  ") for line in out.splitlines() if line.startswith("dp ")]
+    assert [row[0] for row in rows] == ["dp 1", "dp 2", "dp 1 > 2", "dp 2 > 1"]
+    assert [row[-1].strip() for row in rows] == ["first", "yes", "yes", "yes"]
+    assert "1 rank" in "".join(rows[2])
+    assert out.splitlines()[-1] == "all 4 runs gave the same 5 global batches"
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    states = sorted(path.name for path in (keep / "chain-1-dp-2-1" / "states" / "step-2").iterdir())
+    assert states == ["rank-0-of-2.json", "rank-1-of-2.json"]
+
+    # What the killed rank had consumed after its checkpoint was consumed again, and is on record twice.
+    heads = [path for path in (keep / "chain-0-dp-1-2" / "ledger").iterdir() if path.name.startswith("dp1-0")]
+    killed = next(path for path in heads if path.suffix == ".ledger")
+    assert (killed.stat().st_size - 512) // 40 > 2 * 8
+
+    # The kept runs can be compared again, and a record that was changed is named.
+    other = keep / "chain-1-dp-2-1" / "ledger"
+    file = next(path for path in sorted(other.iterdir()) if path.name.startswith("dp1-0") and path.suffix == ".ledger")
+    content = bytearray(file.read_bytes())
+    content[512 + 40 * 9 + 12] ^= 1
+    file.write_bytes(content)
+    difference = compare(read_ledger(keep / "dp-1" / "ledger"), read_ledger(other))
+    assert (difference.step, difference.lane) == (3, 1)
+
+
+def test_ranks_of_a_finite_recipe_end_at_the_same_step(corpus):
+    options = ["--global-batch", "8", "--dp", "2,1", "--resume-at", "3"]
+    process = command("verify", *common(corpus, "finite.toml"), *options)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert re.search(r"^all 4 runs gave the same \d+ global batches, after which the data ended$", out, flags=re.M)
+
+
+def test_more_ranks_than_may_run_at_once_still_agree_on_the_end(corpus, tmp_path):
+    runs = [Run("dp 4", tmp_path / "4", [Leg(4, None)]), Run("dp 1", tmp_path / "1", [Leg(1, None)])]
+    Matrix(setup_of(corpus, recipe=corpus / "finite.toml", finite=True), processes=1).run(runs)
+    assert runs[0].ended
+    assert runs[0].steps == runs[1].steps > 3
+    assert compare(read_ledger(runs[0].ledger), read_ledger(runs[1].ledger)) is None
+
+
+def test_a_checkpoint_after_the_end_of_the_data_is_refused_with_the_rank(corpus, tmp_path):
+    run = Run("a run", tmp_path, [Leg(1, 4000), Leg(1, 4001)])
+    with pytest.raises(
+        ZephonError, match=r"^a run, rank 0 of 1: the data ended after \d+ steps, before the checkpoint"
+    ):
+        Matrix(setup_of(corpus, recipe=corpus / "finite.toml", finite=True)).run([run])
+
+
+def test_a_damaged_state_stops_the_matrix_and_leaves_no_process(corpus, tmp_path):
+    state = tmp_path / "state.json"
+    state.write_text('{"zephon": 1')
+    runs = [Run("damaged", tmp_path / "a", [Leg(1, 2)], states=[state]), Run("endless", tmp_path / "b", [Leg(1, None)])]
+    with pytest.raises(
+        ZephonError, match=r"^damaged, rank 0 of 1: \S+state.json: the state cannot be read: it is not JSON"
+    ):
+        Matrix(setup_of(corpus), processes=2).run(runs)
+    deadline = time.monotonic() + 10
+    while _children() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not _children()
+
+
+def test_a_process_that_dies_is_named_with_its_last_words(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(
+        ZephonError, match=r"^a run, rank 0 of 2 ended with exit code 1 before its work was done: it said"
+    ):
+        Matrix(setup_of(corpus), processes=1).run([Run("a run", tmp_path, [Leg(2, 2)])])
+
+
+def _children() -> list[str]:
+    """Ids of living processes started by this one."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    state, parent = file.read().rpartition(")")[2].split()[:2]
+            except OSError:
+                continue
+            if int(parent) == os.getpid() and state != "Z":
+                found.append(entry)
+    return found
+
+
+def test_ctrl_c_ends_a_stream_with_its_totals_and_130(corpus, tmp_path):
+    digests = tmp_path / "digests.txt"
+    process = command("stream", *common(corpus), "--microbatch-size", "4", "--digests", digests)
+    deadline = time.monotonic() + 60
+    while not (digests.exists() and digests.stat().st_size) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert process.returncode == 130
+    assert "records" in out
+    assert "Traceback" not in err
+
+
+def test_a_reader_that_has_enough_ends_the_command_quietly(corpus):
+    process = command("show", *common(corpus), "--global-batch", "512", "--canonical-replicas", "4", "--step", "0")
+    process.stdout.readline()
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait() == 1
+    assert err == ""
+
+
+@pytest.mark.slow
+def test_the_demo_runs_from_nothing(tmp_path):
+    process = command("demo", "--steps", "50", cwd=tmp_path)
+    out, err = process.communicate()
+    assert process.returncode == 0, err
+    assert "50 batches of 8 x 1024 tokens" in out
+    assert re.search(r"^all 16 global batches are identical", out, flags=re.M)
+    rows = re.findall(r"^ *\d+(?:  +[0-9a-f]{12})+ +(yes|NO)$", out, flags=re.M)
+    assert rows == ["yes"] * 16
+    assert (tmp_path / ".zephon" / "demo" / "barcode.png").read_bytes().startswith(b"\x89PNG")
+    assert sorted(path.name for path in (tmp_path / ".zephon" / "demo").iterdir() if path.name[0] != ".") == [
+        "barcode.png",
+        "cache",
+        "corpus",
+        "recipe.toml",
+        "tokenizer",
+    ]

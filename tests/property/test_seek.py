@@ -1,0 +1,188 @@
+"""Entering a run anywhere, leaving out steps of it, and the account of what was consumed."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import step_digests
+
+from zephon import CheckpointError, DataError, Pipeline, PipelineError
+from zephon.io import Dataset
+from zephon.ledger import compare, read_ledger
+from zephon.topology import divisors
+from zephon.work import StaticMixtureWorkSource
+
+few = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+WORDS = [f"document {i} " + "has some words in it " * (i % 7) for i in range(150)]
+LANES, BATCH = 4, 8
+
+
+def build(tokenizer, *, groups=1, group=0, seed=0, repeat=True, **options):
+    source = StaticMixtureWorkSource(
+        datasets=[Dataset.from_dict("d", {"text": WORDS})], seed=seed, chunk_size=11, repeat=repeat
+    )
+    options = {"runner": "inline", "canonical_replicas": LANES, "global_batch": BATCH, **options}
+    pipeline = Pipeline(source).options(dp_degree=groups, dp_group_id=group, **options)
+    return pipeline.tokenize(tokenizer).pack_flat(19).shuffle(40, seed=2).batch(2)
+
+
+@few
+@given(st.integers(1, 30), st.sampled_from(divisors(LANES)), st.booleans())
+def test_seeking_gives_what_streaming_there_gives_with_and_without_an_index(tmp_path_factory, tiny_tokenizer, step, groups, use):
+    index = tmp_path_factory.mktemp("index")
+    whole = step_digests([build(tiny_tokenizer, flush_index=index)], 33, BATCH)
+    options = {"flush_index": index} if use else {}
+    sought = [build(tiny_tokenizer, groups=groups, group=g, **options).seek(step=step) for g in range(groups)]
+    assert step_digests(sought, 3, BATCH) == whole[step : step + 3]
+    state = [pipeline.checkpoint() for pipeline in sought]
+    resumed = build(tiny_tokenizer).restore(state)
+    assert step_digests([resumed], 2, BATCH) == step_digests(
+        [build(tiny_tokenizer).seek(sequence_number=(step + 3) * BATCH)], 2, BATCH
+    )
+
+
+def test_an_index_saves_reading_what_lies_before(tmp_path, tiny_tokenizer):
+    step_digests([build(tiny_tokenizer, flush_index=tmp_path)], 60, BATCH)
+
+    def rows_read(pipeline):
+        next(iter(pipeline))
+        return pipeline.mixture()["d"].rows
+
+    assert rows_read(build(tiny_tokenizer, flush_index=tmp_path).seek(step=50)) < 0.4 * rows_read(
+        build(tiny_tokenizer).seek(step=50)
+    )
+
+
+def test_a_damaged_index_entry_is_passed_over_and_a_foreign_index_refused(tmp_path, tiny_tokenizer):
+    wanted = step_digests([build(tiny_tokenizer, flush_index=tmp_path)], 40, BATCH)
+    (file,) = tmp_path.glob("*.flush")
+    content = bytearray(file.read_bytes())
+    for place in range(300, len(content), 77):
+        content[place] ^= 0x41
+    file.write_bytes(content[:-5])
+    sought = build(tiny_tokenizer, flush_index=tmp_path).seek(step=36)
+    assert step_digests([sought], 2, BATCH) == wanted[36:38]
+    for other in tmp_path.glob("*.flush"):
+        if other != file:
+            other.unlink()
+    with pytest.raises(CheckpointError, match="other data"):
+        build(tiny_tokenizer, seed=5, flush_index=tmp_path).seek(step=3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "either step or sequence_number"),
+        ({"step": 1, "sequence_number": 8}, "either step or sequence_number"),
+        ({"sequence_number": 6}, "multiple of 4"),
+        ({"sequence_number": -4}, "from 0"),
+        ({"step": "one"}, "step is 'one'"),
+        ({"step": 1, "global_batch": 6}, "global batch of 6"),
+    ],
+)
+def test_places_that_do_not_exist_are_refused(tiny_tokenizer, arguments, text):
+    with pytest.raises(Exception, match=text) as caught:
+        build(tiny_tokenizer).seek(**arguments)
+    assert type(caught.value).__module__ == "zephon.errors"
+
+
+@few
+@given(st.integers(0, 6), st.integers(1, 4), st.integers(0, 6), st.data())
+def test_steps_left_out_keep_their_numbers_and_stay_out_after_a_resume(tiny_tokenizer, first, count, before, data):
+    whole = step_digests([build(tiny_tokenizer)], 16, BATCH)
+    wanted = whole[:first] + whole[first + count :]
+    groups = data.draw(st.sampled_from(divisors(LANES)))
+    pipelines = [build(tiny_tokenizer, groups=groups, group=g).skip(first, first + count) for g in range(groups)]
+    numbers, got = [], []
+    for steps in (before, 10 - before):
+        if not steps:
+            continue
+        for _ in range(steps):
+            records = {}
+            for pipeline in pipelines:
+                stream = iter(pipeline)
+                for _ in range(BATCH // groups // 2):
+                    batch = next(stream)
+                    records.update(zip(batch.sequence_numbers.tolist(), batch.digests, strict=True))
+            (step,) = {number // BATCH for number in records}
+            numbers.append(step)
+            got.append(records)
+        states = [pipeline.checkpoint() for pipeline in pipelines]
+        groups = data.draw(st.sampled_from(divisors(LANES)))
+        pipelines = [build(tiny_tokenizer, groups=groups, group=g).restore(states) for g in range(groups)]
+    assert numbers == [step for step in range(16) if not first <= step < first + count][:10]
+    from zephon.batch import combine_digests
+
+    assert [combine_digests([r[n] for n in sorted(r)]) for r in got] == wanted[:10]
+
+
+def test_skip_refuses_what_has_passed(tiny_tokenizer):
+    pipeline = build(tiny_tokenizer)
+    stream = iter(pipeline)
+    for _ in range(BATCH // 2 * 3):
+        next(stream)
+    with pytest.raises(PipelineError, match="the next step is 3"):
+        pipeline.skip(2, 5)
+    with pytest.raises(PipelineError, match=r"skip\(5, 5\)"):
+        pipeline.skip(5, 5)
+    with pytest.raises(PipelineError, match="global_batch"):
+        build(tiny_tokenizer, global_batch=None).skip(5, 6)
+
+
+def consume(tokenizer, folder, groups, steps, state=None, **options):
+    pipelines = [build(tokenizer, groups=groups, group=g, ledger=folder, **options) for g in range(groups)]
+    if state:
+        for pipeline in pipelines:
+            pipeline.restore(state)
+    step_digests(pipelines, steps, BATCH)
+    states = [pipeline.checkpoint() for pipeline in pipelines]
+    for pipeline in pipelines:
+        pipeline.close()
+    return states
+
+
+def test_ledgers_of_one_run_on_any_topology_agree(tmp_path, tiny_tokenizer):
+    consume(tiny_tokenizer, tmp_path / "a", 1, 8)
+    state = consume(tiny_tokenizer, tmp_path / "b", 2, 3)
+    consume(tiny_tokenizer, tmp_path / "b", 2, 2, state)  # killed here: its last two steps come again
+    consume(tiny_tokenizer, tmp_path / "b", 4, 5, state)
+    a, b = read_ledger(tmp_path / "a"), read_ledger(tmp_path / "b")
+    assert compare(a, b) is None
+    assert a.step_digests(BATCH) == b.step_digests(BATCH) and len(a.step_digests(BATCH)) == 8
+    assert a.documents(0) == b.documents(0) and "d row " in a.documents(0)
+
+
+def test_the_first_difference_of_two_runs_is_named(tmp_path, tiny_tokenizer):
+    consume(tiny_tokenizer, tmp_path / "a", 1, 6)
+    state = consume(tiny_tokenizer, tmp_path / "b", 1, 2)
+    consume(tiny_tokenizer, tmp_path / "b", 2, 4, state)
+    found = {file: file.read_bytes() for file in sorted((tmp_path / "b").glob("dp2-1-*.ledger"))}
+    ((file, content),) = found.items()
+    # The second record that group 1 consumed after the resume: step 2, record 2 * 8 + 3.
+    broken = bytearray(content)
+    broken[512 + 40 + 20] ^= 1
+    file.write_bytes(broken)
+    difference = compare(read_ledger(tmp_path / "a"), read_ledger(tmp_path / "b"))
+    assert difference and (difference.step, difference.lane, difference.sequence) == (2, 3, 19)
+    assert "step 2, lane 3" in difference.text and "d row" in difference.text
+    file.write_bytes(content[: 512 + 40] + content[512 + 80 :])
+    difference = compare(read_ledger(tmp_path / "a"), read_ledger(tmp_path / "b"))
+    assert difference and difference.sequence == 19 and "only" in difference.text
+    # Cut inside an entry, as a killed machine may leave it: only the steps that all ranks have finished are compared.
+    file.write_bytes(content[: 512 + 80 + 13])
+    assert compare(read_ledger(tmp_path / "a"), read_ledger(tmp_path / "b")) is None
+    assert len(read_ledger(tmp_path / "b").step_digests(BATCH)) == 2
+
+
+def test_ledgers_that_cannot_be_read_are_refused(tmp_path, tiny_tokenizer):
+    with pytest.raises(DataError, match="holds no ledger"):
+        read_ledger(tmp_path)
+    (tmp_path / "x.ledger").write_bytes(b"nonsense")
+    with pytest.raises(DataError, match="header cannot be read"):
+        read_ledger(tmp_path)
+    consume(tiny_tokenizer, tmp_path / "a", 1, 2)
+    consume(tiny_tokenizer, tmp_path / "a", 1, 2, seed=3)
+    with pytest.raises(DataError, match="contradicts itself"):
+        read_ledger(tmp_path / "a")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        consume(tiny_tokenizer, tmp_path / "file", 1, 1)

@@ -1,0 +1,186 @@
+"""States: small, plain, and refused with a reason where they do not fit."""
+
+import copy
+import json
+import time
+
+import pytest
+
+from zephon import CheckpointError, Pipeline, merge_checkpoints
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
+
+WORDS = [f"document {i} has some words in it" for i in range(300)]
+
+
+def build(tokenizer, *, groups=1, group=0, lanes=4, texts=WORDS, path=None, seq_len=16, seed=0, **options):
+    dataset = Dataset.from_path("d", path) if path else Dataset.from_dict("d", {"text": texts})
+    source = StaticMixtureWorkSource(datasets=[dataset], seed=seed, chunk_size=20)
+    options = {"runner": "inline", "canonical_replicas": lanes, "global_batch": lanes, **options}
+    return (
+        Pipeline(source)
+        .options(dp_degree=groups, dp_group_id=group, **options)
+        .tokenize(tokenizer)
+        .pack_flat(seq_len)
+        .shuffle(64)
+        .batch(1)
+    )
+
+
+def advanced(pipeline, batches):
+    stream = iter(pipeline)
+    for _ in range(batches):
+        next(stream)
+    return pipeline
+
+
+@pytest.fixture
+def states(tiny_tokenizer):
+    """States of both groups of a run, at the end of its fifth round."""
+    return [advanced(build(tiny_tokenizer, groups=2, group=g), 10).checkpoint() for g in range(2)]
+
+
+def edited(state, **changes):
+    new = copy.deepcopy(state)
+    new.update(changes)
+    return new
+
+
+def test_a_state_is_json_and_its_size_does_not_grow(tiny_tokenizer):
+    lanes = 64
+    pipeline = build(tiny_tokenizer, lanes=lanes)
+    early = advanced(pipeline, 10 * lanes).checkpoint()
+    late = advanced(pipeline, 300 * lanes).checkpoint()
+    assert early == json.loads(json.dumps(early))
+    assert len(json.dumps(late)) <= 4096 + 64 * lanes
+    assert len(json.dumps(late)) - len(json.dumps(early)) < 10 * lanes
+    long_run = edited(late, rounds=10**12)
+    long_run["lanes"] = {str(lane): [10**6, 10**10, 10**6, 16383, 10**6, 10**3] for lane in range(lanes)}
+    assert len(json.dumps(long_run)) <= 4096 + 64 * lanes
+
+
+def test_taking_a_state_is_quick(tiny_tokenizer):
+    pipeline = advanced(build(tiny_tokenizer, lanes=64), 640)
+    pipeline.checkpoint()
+    began = time.perf_counter()
+    for _ in range(20):
+        pipeline.checkpoint()
+    assert time.perf_counter() - began < 20 * 0.5  # far from its usual fraction of a millisecond: only a runaway fails
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda s: "nonsense", "a state is a dict"),
+        (lambda s: 5, "a state is a dict"),
+        (lambda s: {}, "no state of a pipeline"),
+        (lambda s: {"epoch": 3}, "no state of a pipeline"),
+        (lambda s: edited(s, zephon=99), "has version 99"),
+        (lambda s: {k: v for k, v in s.items() if k != "lanes"}, '"lanes" is missing'),
+        (lambda s: {k: v for k, v in s.items() if k != "rounds"}, '"rounds" is None'),
+        (lambda s: edited(s, rounds=-1), '"rounds" is -1'),
+        (lambda s: edited(s, rounds=True), '"rounds" is True'),
+        (lambda s: edited(s, rounds="5"), '"rounds" is 5'),
+        (lambda s: edited(s, extra=10**9), '"extra" is 1000000000'),
+        (lambda s: edited(s, lanes_total=10**12), '"lanes_total"'),
+        (lambda s: edited(s, lanes={"0": [0, 0]}), "lane 0 does not hold six whole numbers"),
+        (lambda s: edited(s, lanes={"0": [0, 0, 0, 0, 0, -1]}), "lane 0 does not hold six"),
+        (lambda s: edited(s, lanes={"0": [0, 10**6, 0, 0, 0, 0]}), "after the 5 rounds"),
+        (lambda s: edited(s, lanes={"77": [0] * 6}), "'77' is no lane"),
+        (lambda s: edited(s, lanes={"../x": [0] * 6}), "is no lane"),
+        (lambda s: edited(s, tokens_per_row={"d": "many"}), "tokens_per_row"),
+        (lambda s: edited(s, fingerprint=[1]), "fingerprint"),
+        (lambda s: edited(s, skipped=[[5, 2]]), "skipped"),
+    ],
+)
+def test_a_damaged_or_foreign_state_is_refused_and_the_pipeline_stays_usable(tiny_tokenizer, states, change, text):
+    pipeline = advanced(build(tiny_tokenizer, groups=2), 3)
+    before = pipeline.checkpoint()
+    bad = change(states[0])
+    with pytest.raises(CheckpointError) as caught:
+        pipeline.restore([bad] if not isinstance(bad, dict) else bad)
+    assert text in str(caught.value)
+    assert pipeline.checkpoint() == before
+    assert next(iter(pipeline)).sequence_numbers.tolist() == [5]
+
+
+def test_a_missing_lane_is_named(tiny_tokenizer, states):
+    with pytest.raises(CheckpointError, match="does not hold lanes 2-3, which group 0 of 1 owns"):
+        build(tiny_tokenizer).restore(states[0])
+    build(tiny_tokenizer).restore(states)
+    build(tiny_tokenizer, groups=2, group=1).restore(states[1])
+
+
+def test_two_different_states_for_one_lane_are_refused(tiny_tokenizer, states):
+    other = copy.deepcopy(states[0])
+    other["lanes"]["1"][4] += 1
+    with pytest.raises(CheckpointError, match="says lane 1 is at"):
+        merge_checkpoints([states[0], other])
+    merge_checkpoints([states[0], copy.deepcopy(states[0]), states[1]])
+
+
+def test_states_of_different_moments_or_runs_do_not_merge(tiny_tokenizer, states):
+    later = advanced(build(tiny_tokenizer, groups=2, group=1), 12).checkpoint()
+    with pytest.raises(CheckpointError, match="number of rounds used is 5 in one and 6 in the other"):
+        merge_checkpoints([states[0], later])
+    foreign = advanced(build(tiny_tokenizer, groups=2, group=1, seed=9), 10).checkpoint()
+    with pytest.raises(CheckpointError, match="seed: was 0, is 9"):
+        merge_checkpoints([states[0], foreign])
+    with pytest.raises(CheckpointError, match="no state to merge"):
+        merge_checkpoints([])
+
+
+def test_a_state_from_inside_a_round_serves_its_own_group_only(tiny_tokenizer):
+    inside = [advanced(build(tiny_tokenizer, groups=2, group=g), 9).checkpoint() for g in range(2)]
+    build(tiny_tokenizer, groups=2, group=1).restore(inside[1])
+    with pytest.raises(CheckpointError, match="inside a round"):
+        build(tiny_tokenizer, groups=2, group=0).restore(edited(inside[1], lanes=inside[0]["lanes"]))
+    with pytest.raises(CheckpointError, match="inside a round"):
+        build(tiny_tokenizer).restore(inside)
+
+
+def test_a_change_of_what_decides_data_is_refused_with_a_line_for_each_and_can_be_accepted(tiny_tokenizer, states):
+    changed = build(tiny_tokenizer, seed=1, seq_len=17)
+    with pytest.raises(CheckpointError) as caught:
+        changed.restore(states)
+    assert "  seed: was 0, is 1\n" in str(caught.value) and "  seq_len: was 16, is 17\n" in str(caught.value)
+    with pytest.raises(CheckpointError, match="seq_len") as caught:
+        changed.restore(states, allow_changes=["seed"])
+    assert "  seed" not in str(caught.value)
+    changed.restore(states, allow_changes=["seed", "seq_len"])
+    assert next(iter(changed)).sequence_numbers.tolist() == [20]
+
+
+def test_performance_knobs_may_change(tiny_tokenizer, states):
+    knobs = {"runner": "threads", "prefetch_buffer_size": 10**6, "pack_parallelism": 2, "fetch_parallelism": 2}
+    tuned = build(tiny_tokenizer, **knobs).restore(states)
+    assert next(iter(tuned)).digests == next(iter(build(tiny_tokenizer).restore(states))).digests
+    tuned.close()
+
+
+def test_growth_of_a_dataset_is_called_growth(tmp_path, tiny_tokenizer):
+    folder = tmp_path / "d"
+    folder.mkdir()
+
+    def shard(name, texts):
+        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+
+    shard("a.jsonl", WORDS)
+    shard("b.jsonl", WORDS)
+    state = advanced(build(tiny_tokenizer, path=folder), 8).checkpoint()
+    shard("c.jsonl", WORDS[:50])
+    with pytest.raises(CheckpointError, match=r"dataset d: has grown from 2 shards \(600 rows\) to 3 \(650 rows\)"):
+        build(tiny_tokenizer, path=folder).restore(state)
+    build(tiny_tokenizer, path=folder).restore(state, allow_changes=["dataset d"])
+    (folder / "c.jsonl").unlink()
+    build(tiny_tokenizer, path=folder).restore(state)
+    shard("b.jsonl", WORDS[::-1])
+    with pytest.raises(CheckpointError, match="dataset d: content was"):
+        build(tiny_tokenizer, path=folder).restore(state)
+
+
+def test_the_topology_error_of_another_number_of_lanes(tiny_tokenizer, states):
+    with pytest.raises(CheckpointError, match="canonical_replicas: was 4, is 8"):
+        build(tiny_tokenizer, lanes=8, global_batch=8).restore(states)
+    with pytest.raises(CheckpointError, match="4 lanes"):
+        build(tiny_tokenizer, lanes=8, global_batch=8).restore(states, allow_changes=["canonical_replicas"])
