@@ -58,7 +58,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     imported = time.perf_counter()
     source = StaticMixtureWorkSource(
         datasets=[Dataset.from_path(name, path) for name, path in job["sources"].items()],
-        mixture={name: 0.5 for name in job["sources"]},
+        mixture=dict.fromkeys(job["sources"], 0.5),
         token_estimation=TokenEstimation(),
         seed=42,
     )

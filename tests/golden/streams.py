@@ -1,7 +1,7 @@
 """Fixed runs whose global batches may only change together with the stream version.
 
-Run as a script, it prints the digests of all runs as JSON: that is how the same runs are tried on other Pythons and with
-other hash seeds. With --write it makes them the expected ones; do that only with a new STREAM_VERSION.
+Run as a script, it prints the digests of all runs as JSON: that is how the same runs are tried on other Pythons and
+with other hash seeds. With --write it makes them the expected ones; do that only with a new STREAM_VERSION.
 """
 
 from __future__ import annotations

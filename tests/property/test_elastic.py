@@ -1,5 +1,6 @@
 """The promise: the same global batches whatever runs them, and after any resume."""
 
+import itertools
 import json
 
 import numpy as np
@@ -110,7 +111,9 @@ def test_global_batches_do_not_depend_on_dp_degree_or_microbatch_size(tiny_token
     groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
     per_group = shape["global_batch"] // groups
     microbatch = data.draw(st.sampled_from(divisors(per_group)))
-    assert step_digests(build_all(source, shape, tiny_tokenizer, groups, microbatch), 3, shape["global_batch"]) == wanted
+    assert (
+        step_digests(build_all(source, shape, tiny_tokenizer, groups, microbatch), 3, shape["global_batch"]) == wanted
+    )
 
 
 @few
@@ -165,7 +168,9 @@ def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_
     """Groups are stepped in lockstep, as ranks of a job are; the flag is combined by hand."""
     groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
     per_group = shape["global_batch"] // groups
-    pipelines = build_all(source, shape, tiny_tokenizer, groups, per_group, drop_last=False, combine_flag=lambda _: True)
+    pipelines = build_all(
+        source, shape, tiny_tokenizer, groups, per_group, drop_last=False, combine_flag=lambda _: True
+    )
     alone = build(source, shape, tiny_tokenizer, microbatch=shape["global_batch"], drop_last=False)
     whole = list(alone)
     covered = {}
@@ -178,7 +183,7 @@ def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_
             if value is None or not value.strip():
                 assert not pieces
                 continue
-            assert pieces[0][0] == 0 and all(a[1] == b[0] for a, b in zip(pieces[:-1], pieces[1:], strict=True))
+            assert pieces[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     assert not covered
     digests = step_digests([alone], len(whole), shape["global_batch"])
     assert digests == step_digests(pipelines, len(whole), shape["global_batch"])

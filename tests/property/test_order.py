@@ -8,7 +8,6 @@ from support import catalog_of
 from zephon.work.order import DatasetOrder, OrderOptions, segment_starts
 from zephon.work.permute import feistel, shuffled_indices
 
-
 catalogs = st.builds(
     catalog_of,
     st.lists(st.integers(1, 60), min_size=1, max_size=12),

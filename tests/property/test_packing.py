@@ -1,5 +1,7 @@
 """Wrap packing and record shuffling against a plain Python account of what they must do."""
 
+import itertools
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,7 +32,7 @@ def pack(lengths, cuts, record_length, **kwargs):
     packer = WrapPacker(record_length, **kwargs)
     out = []
     edges = sorted({0, len(lengths), *[cut for cut in cuts if cut <= len(lengths)]})
-    for low, high in zip(edges[:-1], edges[1:], strict=True):
+    for low, high in itertools.pairwise(edges):
         out += run(packer.push(block_of(lengths[low:high], low)))
     return packer, RecordBlock.concat([RecordBlock.empty(record_length), *out])
 

@@ -27,7 +27,9 @@ def build(tokenizer, *, groups=1, group=0, seed=0, repeat=True, **options):
 
 @few
 @given(st.integers(1, 30), st.sampled_from(divisors(LANES)), st.booleans())
-def test_seeking_gives_what_streaming_there_gives_with_and_without_an_index(tmp_path_factory, tiny_tokenizer, step, groups, use):
+def test_seeking_gives_what_streaming_there_gives_with_and_without_an_index(
+    tmp_path_factory, tiny_tokenizer, step, groups, use
+):
     index = tmp_path_factory.mktemp("index")
     whole = step_digests([build(tiny_tokenizer, flush_index=index)], 33, BATCH)
     options = {"flush_index": index} if use else {}

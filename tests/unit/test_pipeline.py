@@ -23,7 +23,9 @@ def source_of(*texts, **arguments):
     return StaticMixtureWorkSource(datasets=datasets, **arguments)
 
 
-def pipeline_of(tokenizer, *texts, seq_len=16, microbatch=2, runner="inline", options=None, drop_last=True, **arguments):
+def pipeline_of(
+    tokenizer, *texts, seq_len=16, microbatch=2, runner="inline", options=None, drop_last=True, **arguments
+):
     return (
         Pipeline(source_of(*texts, **arguments))
         .options(**{"runner": runner, **(options or {})})
@@ -59,7 +61,18 @@ def test_the_example_of_the_documentation_runs(tmp_path, tiny_tokenizer):
     shares = pipeline.mixture()
     assert set(shares) == {"wiki", "news"} and abs(shares["wiki"].achieved - 0.5) < 0.05
     plan = pipeline.explain()
-    for word in ("wiki", "news", "tokenize", "fastokens", "pack_flat", "shuffle", "workers", "lanes", "window", "bound"):
+    for word in (
+        "wiki",
+        "news",
+        "tokenize",
+        "fastokens",
+        "pack_flat",
+        "shuffle",
+        "workers",
+        "lanes",
+        "window",
+        "bound",
+    ):
         assert word in plan
 
 
@@ -260,7 +273,9 @@ def test_an_error_in_the_middle_comes_after_the_batches_before_it_and_the_pipeli
     source = StaticMixtureWorkSource(
         datasets=[Dataset.from_path("d", folder)], shuffle_shards=False, shuffle_within_shard=False, repeat=False
     )
-    pipeline = Pipeline(source).options(prefetch_buffer_size=1, prefetch_batches=1, io_options={"cache": {"memory_bytes": 1}})
+    pipeline = Pipeline(source).options(
+        prefetch_buffer_size=1, prefetch_batches=1, io_options={"cache": {"memory_bytes": 1}}
+    )
     pipeline = pipeline.tokenize(tiny_tokenizer).pack_flat(64).batch(1)
     whole = [batch.digests[0] for batch in pipeline]
     good = (folder / "2.parquet").read_bytes()
@@ -284,7 +299,7 @@ def test_threads_end_when_a_stream_is_dropped_closed_or_used_up(tiny_tokenizer):
     closed = pipeline_of(tiny_tokenizer, runner="threads")
     next(iter(closed))
     closed.close()
-    assert len(list(pipeline_of(tiny_tokenizer, runner="threads", repeat=False)))
+    assert list(pipeline_of(tiny_tokenizer, runner="threads", repeat=False))
     del dropped
     gc.collect()
     deadline = time.monotonic() + 20

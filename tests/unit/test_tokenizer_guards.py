@@ -252,11 +252,35 @@ def test_a_token_with_a_role_is_special_even_if_the_file_forgot(tmp_path: Path) 
             assert stop not in tokenizer.encode(column(["a <stop> b"]))[0]
 
 
+@pytest.mark.parametrize("model", ["Unigram", "WordLevel"])
+def test_models_that_look_words_up_do_not_find_special_tokens_in_text(model: str, tmp_path: Path) -> None:
+    words = ["<unk>", "</s>", "▁hello", "▁", *"</s>helo"]
+    words = list(dict.fromkeys(words))
+    vocabularies = {
+        "Unigram": {"vocab": [[word, 0.0 if i < 2 else -5.0] for i, word in enumerate(words)], "unk_id": 0},
+        "WordLevel": {"vocab": {word: i for i, word in enumerate(words)}, "unk_token": "<unk>"},
+    }
+    tree = add_token(metaspace(split=True), "<more>")
+    tree["model"] = {"type": model, **vocabularies[model]}
+    entry = tree["added_tokens"][0]
+    tree["added_tokens"] = [
+        entry | {"id": 0, "content": "<unk>"},
+        entry | {"id": 1, "content": "</s>"},
+        entry | {"id": len(words), "content": "<more>", "special": False},
+    ]
+    tokenizer = load_tokenizer(save(tmp_path, tree))
+    assert (tokenizer.backend, tokenizer.eos_id) == ("tokenizers", 1)
+    texts = ["hello</s>", "</s>", "hello </s> hello", "hello<more>"]
+    ids = rows(tokenizer.encode(column(texts)))
+    assert not any(1 in row for row in ids)
+    assert ids[-1] == reference_ids(tree, texts)[-1]
+    assert ids[-1][-1] == len(words)
+    assert tokenizer.decode([2, 1]).endswith("hello</s>" if model == "Unigram" else "</s>")
+
+
 def test_a_tokenizer_in_which_text_can_end_a_document_is_refused(tmp_path: Path) -> None:
-    tree = gpt2()
-    tree["model"] = {"type": "WordLevel", "vocab": {"hello": 0, END: 1, "<unk>": 2}, "unk_token": "<unk>"}
-    tree["added_tokens"][0]["id"] = 1
-    tree["pre_tokenizer"] = {"type": "WhitespaceSplit"}
+    tree = with_model(gpt2(), ignore_merges=True)
+    tree["pre_tokenizer"] = split_then({"type": "WhitespaceSplit"}, byte_level_step())
     with pytest.raises(TokenizerError, match="a document could end itself"):
         load_tokenizer(save(tmp_path, tree))
 

@@ -26,7 +26,10 @@ def test_auto_lanes_never_depend_on_the_number_of_groups():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ({"lanes": 12, "dp_degree": 8}, ["12 lanes", "8 data-parallel groups", "can be 4 or 6 or 12", "can be 8 or 16"]),
+        (
+            {"lanes": 12, "dp_degree": 8},
+            ["12 lanes", "8 data-parallel groups", "can be 4 or 6 or 12", "can be 8 or 16"],
+        ),
         ({"lanes": 16, "global_batch": 24}, ["24 records", "16 lanes", "can be 16 or 32", "can be 8 or 12 or 24"]),
         ({"lanes": 0}, ["canonical_replicas is 0", "at least 1"]),
         ({"lanes": True}, ["canonical_replicas is True"]),

@@ -1,24 +1,24 @@
 """Zephon: raw documents in, training batches out, the same on any number of GPUs.
 
-    from zephon import Pipeline
-    from zephon.io import Dataset
-    from zephon.work import StaticMixtureWorkSource, TokenEstimation
+from zephon import Pipeline
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource, TokenEstimation
 
-    source = StaticMixtureWorkSource(
-        datasets=[Dataset.from_path("wiki", "data/wiki"), Dataset.from_path("news", "data/news")],
-        mixture={"wiki": 0.5, "news": 0.5},
-        token_estimation=TokenEstimation(),
-        seed=42,
-    )
-    pipeline = (
-        Pipeline(source)
-        .tokenize(tokenizer_id="gpt2", field="text", parallelism=4)
-        .pack_flat(max_length=2048, algorithm="wrap")
-        .shuffle(buffer_size=1024, seed=42)
-        .batch(microbatch_size=8)
-    )
-    for batch in pipeline:
-        train_step(batch.to_training())
+source = StaticMixtureWorkSource(
+    datasets=[Dataset.from_path("wiki", "data/wiki"), Dataset.from_path("news", "data/news")],
+    mixture={"wiki": 0.5, "news": 0.5},
+    token_estimation=TokenEstimation(),
+    seed=42,
+)
+pipeline = (
+    Pipeline(source)
+    .tokenize(tokenizer_id="gpt2", field="text", parallelism=4)
+    .pack_flat(max_length=2048, algorithm="wrap")
+    .shuffle(buffer_size=1024, seed=42)
+    .batch(microbatch_size=8)
+)
+for batch in pipeline:
+    train_step(batch.to_training())
 """
 
 from .batch import SampleBatch

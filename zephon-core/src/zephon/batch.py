@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from ._arrow import int32_array, int64_array, string_array
 from .errors import PipelineError
 from .io import Catalog
 from .records import RecordBlock
@@ -112,17 +113,15 @@ class SampleBatch:
             shard_names += [str(catalog.shard_names[s]) for s in used.tolist()]
         return pa.table(
             {
-                "sequence_number": np.repeat(self.sequence_numbers, counts),
+                "sequence_number": int64_array(np.repeat(self.sequence_numbers, counts)),
                 "dataset": pa.DictionaryArray.from_arrays(
-                    pa.array(block.span_dataset), pa.array(self._info.datasets, type=pa.string())
+                    int32_array(block.span_dataset), string_array(self._info.datasets)
                 ),
-                "shard": pa.DictionaryArray.from_arrays(
-                    pa.array(shard.astype(np.int32)), pa.array(shard_names, type=pa.string())
-                ),
-                "row": row,
-                "start": block.span_start,
-                "token_begin": block.span_token,
-                "token_end": block.span_token + lengths,
+                "shard": pa.DictionaryArray.from_arrays(int32_array(shard), string_array(shard_names)),
+                "row": int64_array(row),
+                "start": int32_array(block.span_start),
+                "token_begin": int64_array(block.span_token),
+                "token_end": int64_array(block.span_token + lengths),
             }
         )
 
@@ -297,7 +296,9 @@ def _to_torch(fields: dict[str, Any]) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
-        raise PipelineError("to_training makes torch tensors, and torch is not installed; pass as_numpy=True.") from None
+        raise PipelineError(
+            "to_training makes torch tensors, and torch is not installed; pass as_numpy=True."
+        ) from None
     out = {}
     for name, value in fields.items():
         if isinstance(value, np.ndarray):

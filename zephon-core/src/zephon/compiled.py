@@ -17,7 +17,7 @@ import pyarrow as pa
 from .batch import BatchInfo
 from .engine import Engine, Fetcher, Plan, Runner, make_runner
 from .errors import PipelineError
-from .io import DecodeCache, OpenDataset
+from .io import Catalog, DecodeCache, OpenDataset
 from .ops import Batch, PackFlat, Shuffle, Tokenize, TokenizeWorker
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, LaneStart
@@ -55,7 +55,9 @@ class Operators:
         described = ", ".join(names[kind] for kind in seen) or "none"
         for kind in order:
             if seen.count(kind) > 1:
-                raise PipelineError(f"the pipeline has {names[kind]} twice (its operators: {described}); one is needed.")
+                raise PipelineError(
+                    f"the pipeline has {names[kind]} twice (its operators: {described}); one is needed."
+                )
         if [order.index(kind) for kind in seen] != sorted(order.index(kind) for kind in seen):
             raise PipelineError(
                 f"the operators come in the order {described}; they must come as tokenize, pack_flat, shuffle, batch."
@@ -120,6 +122,24 @@ class Compiled:
     ) -> Engine:
         """A fresh engine with its lanes at `starts`; see `Engine`."""
         return Engine(self.plan, self.runner(), starts, max(1, self.ready_records // 2), on_window)
+
+    def explain_growth(self, name: str, was: Any) -> str | None:
+        """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
+        for dataset in self.datasets:
+            catalog = dataset.catalog
+            if name != f"dataset {dataset.name}" or not isinstance(was, Mapping):
+                continue
+            before, now = was.get("shards"), catalog.n_shards
+            if not isinstance(before, int) or not 0 < before < now:
+                continue
+            if {**self.fingerprint[name], **_content(catalog, before)} == was:
+                new = [str(shard) for shard in catalog.shard_names[before : before + 3]]
+                more = ", ..." if now - before > 3 else ""
+                return (
+                    f"has grown from {before} shards ({was['rows']} rows) to {now} ({catalog.rows} rows); "
+                    f"new: {', '.join(new)}{more}"
+                )
+        return None
 
     def explain(self) -> str:
         """The compiled plan, for people."""
@@ -252,19 +272,28 @@ def _fingerprint(
         "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
         "repeat": source.repeat,
         "drop_last": operators.batch.drop_last,
-        "token_estimation": f"sample_bytes={source.token_estimation.sample_bytes}" if source.token_estimation else "none",
+        "token_estimation": f"sample_bytes={source.token_estimation.sample_bytes}"
+        if source.token_estimation
+        else "none",
         "datasets": " ".join(dataset.name for dataset in datasets),
     }
     for dataset, column, share in zip(datasets, columns, source.shares.values(), strict=True):
         catalog = dataset.catalog
         made[f"dataset {dataset.name}"] = {
-            "shards": len(catalog.shard_names),
-            "rows": int(catalog.rows),
-            "content": catalog.fingerprint[:16],
+            **_content(catalog, catalog.n_shards),
             "text_field": column,
             "share": share,
         }
     return made
+
+
+def _content(catalog: Catalog, n_shards: int) -> dict[str, Any]:
+    """The first `n_shards` shards of a dataset, as a fingerprint has them."""
+    return {
+        "shards": n_shards,
+        "rows": int(catalog.group_rows[catalog.group_shard < n_shards].sum()),
+        "content": catalog.fingerprint_of(n_shards)[:16],
+    }
 
 
 def _explain(compiled: Compiled) -> str:
@@ -272,7 +301,7 @@ def _explain(compiled: Compiled) -> str:
     operators, source = compiled.operators, compiled.source
     cache = CacheOptions.from_io_options(options.io_options)
     ready = compiled.ready_records * compiled.record_bytes
-    buffered = operators.shuffle.buffer_size * compiled.record_bytes if plan.shuffle else 0
+    buffered = operators.shuffle.buffer_size * compiled.record_bytes if operators.shuffle else 0
     # Text under way and the tokens made of it; records ready, cut and in the shuffle buffers, twice while gathered.
     bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered)
     lines = ["data"]

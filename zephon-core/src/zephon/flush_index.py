@@ -37,10 +37,12 @@ class FlushIndexWriter:
         head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._file = open(path / f"{time.time_ns()}-{os.getpid()}.flush", "xb", buffering=0)
+            self._file = open(path / f"{time.time_ns()}-{os.getpid()}.flush", "xb", buffering=0)  # noqa: SIM115
             self._file.write(head.ljust(_HEADER_BYTES - 1) + b"\n")
         except OSError as error:
-            raise DataError(f"the flush index cannot be written to {path}: {error.strerror}; give a folder that can.") from None
+            raise DataError(
+                f"the flush index cannot be written to {path}: {error.strerror}; give a folder that can."
+            ) from None
 
     def write(self, lane: int, start: LaneStart) -> None:
         """Append one window."""
@@ -77,8 +79,8 @@ class FlushIndex:
             found.append(entries["numbers"][np.array(sound, dtype=bool)])
         if foreign and not found:
             raise CheckpointError(
-                f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length or "
-                "lanes); give the index of this run, or none to count from the start."
+                f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length "
+                "or lanes); give the index of this run, or none to count from the start."
             )
         entries = np.concatenate(found) if found else np.empty((0, 7), dtype=np.int64)
         self._by_lane = {int(lane): entries[entries[:, 0] == lane] for lane in np.unique(entries[:, 0])}

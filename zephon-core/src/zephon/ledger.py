@@ -52,11 +52,13 @@ class LedgerWriter:
         try:
             path.mkdir(parents=True, exist_ok=True)
             # Unbuffered: what a killed process had consumed is on record.
-            self._records = open(path / f"{name}.ledger", "xb", buffering=0)
-            self._spans = open(path / f"{name}.spans", "xb", buffering=0)
+            self._records = open(path / f"{name}.ledger", "xb", buffering=0)  # noqa: SIM115
+            self._spans = open(path / f"{name}.spans", "xb", buffering=0)  # noqa: SIM115
             self._records.write(line.ljust(_HEADER_BYTES - 1) + b"\n")
         except OSError as error:
-            raise DataError(f"the ledger cannot be written to {path}: {error.strerror}; give a folder that can.") from None
+            raise DataError(
+                f"the ledger cannot be written to {path}: {error.strerror}; give a folder that can."
+            ) from None
 
     def write(self, batch: SampleBatch) -> None:
         """Append one batch."""

@@ -33,7 +33,7 @@ def default_workers() -> int:
 
 
 def default_lookahead(workers: int, lanes: int) -> int:
-    """Bytes of text under way or ready: enough for blocks of a sensible size for every worker and lane, at most 64 MiB."""
+    """Bytes of text under way or ready: sensible blocks for every worker and lane, at most 64 MiB."""
     return min(64 << 20, max(workers * (8 << 20), lanes * (512 << 10)))
 
 
@@ -79,7 +79,9 @@ class CacheOptions:
         if io_options is None:
             return CacheOptions()
         if not isinstance(io_options, Mapping):
-            raise PipelineError(f'io_options is {io_options!r}; a dict such as {{"cache": {{"enabled": True}}}} is needed.')
+            raise PipelineError(
+                f'io_options is {io_options!r}; a dict such as {{"cache": {{"enabled": True}}}} is needed.'
+            )
         _refuse_unknown("io option", io_options, ["cache"])
         cache = io_options.get("cache", {})
         if not isinstance(cache, Mapping):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -64,7 +63,10 @@ class Pipeline:
         self._source = source
         self._operators: tuple[Any, ...] = ()
         self._options = Options()
-        self._reset()
+        self._compiled: Compiled | None = None
+        self._stream: BatchStream | None = None
+        self._position: tuple[dict[int, LaneStart], int] | None = None
+        self._skipped: tuple[tuple[int, int], ...] = ()
 
     @staticmethod
     def from_recipe(
@@ -267,7 +269,11 @@ class Pipeline:
         ratios = {name: read.tokens_per_row.get(name) for name in names}
         compiled = self._compile({k: v for k, v in ratios.items() if v} if all(ratios.values()) else None)
         check_fingerprint(
-            read.fingerprint, compiled.fingerprint, allow=allow_changes, where="the state was taken with other data"
+            read.fingerprint,
+            compiled.fingerprint,
+            allow=allow_changes,
+            where="the state was taken with other data",
+            explain=compiled.explain_growth,
         )
         position = read.starts(compiled.topology)
         self.close()
@@ -333,7 +339,9 @@ class Pipeline:
         compiled = self._compile()
         per_step = compiled.topology.rounds_per_step
         if per_step is None:
-            raise PipelineError("skip counts steps, so it needs the number of records per step: options(global_batch=...).")
+            raise PipelineError(
+                "skip counts steps, so it needs the number of records per step: options(global_batch=...)."
+            )
         reached = -(-self._place()[1] // (compiled.topology.width * per_step))
         if not reached <= first_step < last_step:
             raise PipelineError(
@@ -359,15 +367,9 @@ class Pipeline:
         return new
 
     def _derive(self) -> Pipeline:
-        new = copy.copy(self)
-        new._reset()
+        new = Pipeline(self._source)
+        new._operators, new._options = self._operators, self._options
         return new
-
-    def _reset(self) -> None:
-        self._compiled: Compiled | None = None
-        self._stream: BatchStream | None = None
-        self._position: tuple[dict[int, LaneStart], int] | None = None
-        self._skipped: tuple[tuple[int, int], ...] = ()
 
     def _place(self) -> tuple[dict[int, LaneStart], int]:
         """Starts of the owned lanes, and records of this group used."""

@@ -90,7 +90,7 @@ class RecordBlock:
         tokens: uint32[n, record_length].
         lengths: int32[n], how many tokens of each record are real; the rest is padding.
         span_offsets: int64[n + 1], the spans of record i being `span_offsets[i]:span_offsets[i + 1]`.
-        span_start: int32[n_spans], where in its record a document (or the part of one) starts; the first of a record is 0.
+        span_start: int32[n_spans], where in its record a document, or the part of one, starts; 0 for a record's first.
         span_dataset: int32[n_spans].
         span_row: int64[n_spans], the document's row within its dataset.
         span_token: int64[n_spans], the first token of the document that the span holds.

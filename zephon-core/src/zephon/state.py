@@ -7,7 +7,7 @@ that it owns, so the number of groups may change wherever all groups stand at th
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -34,7 +34,7 @@ class LaneStart:
     Attributes:
         window: the window it is in.
         records_before: records the lane gave before.
-        chunk, position, token: the first token of the next record: a chunk, a row of it, a token of that row's document.
+        chunk, position, token: the first token of the next record: a chunk, a row of it, a token of the row's document.
             At the start of a window it lies before the window where a record went over its end.
         buffer: which shuffle buffer of the window comes next.
     """
@@ -171,8 +171,9 @@ class RunState:
         if self.extra and not same:
             where = f"group {self.dp_group_id} of {self.dp_degree}" if self.dp_degree else "several groups"
             raise CheckpointError(
-                f"the state was taken by {where} inside a round ({self.extra} records after round {self.rounds}), so only "
-                "the same group of the same dp_degree can go on from it; take states at step ends to change dp_degree."
+                f"the state was taken by {where} inside a round ({self.extra} records after round {self.rounds}), so "
+                "only the same group of the same dp_degree can go on from it; take states at step ends to change "
+                "dp_degree."
             )
         return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
 
@@ -198,7 +199,9 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             ("number of rounds used", first.rounds, other.rounds),
         ):
             if a != b:
-                raise CheckpointError(f"states 1 and {nth} do not belong together: the {name} is {a} in one and {b} in the other.")
+                raise CheckpointError(
+                    f"states 1 and {nth} do not belong together: the {name} is {a} in one and {b} in the other."
+                )
         if (first.extra or other.extra) and (first.dp_degree, first.dp_group_id, first.extra) != (
             other.dp_degree,
             other.dp_group_id,
@@ -220,9 +223,19 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def check_fingerprint(
-    then: Mapping[str, Any], now: Mapping[str, Any], *, allow: Collection[str] = (), where: str
+    then: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    allow: Collection[str] = (),
+    where: str,
+    explain: Callable[[str, Any], str | None] = lambda name, was: None,
 ) -> None:
     """Refuse two fingerprints that differ in anything not allowed.
+
+    Args:
+        allow: names of differences to accept.
+        where: how the message begins.
+        explain: may say it better than "was ..., is ...", given the name and what it was.
 
     Raises:
         CheckpointError: one line per difference: what it was, what it is.
@@ -231,18 +244,18 @@ def check_fingerprint(
     for name in sorted({*then, *now}):
         was, is_now = then.get(name, "absent"), now.get(name, "absent")
         if was != is_now and name not in allow:
-            lines.append(f"  {name}: {_difference(was, is_now)}")
+            lines.append(f"  {name}: {explain(name, was) or _difference(was, is_now)}")
     if lines:
         names = ", ".join(repr(line.split(":")[0].strip()) for line in lines)
         raise CheckpointError(
-            f"{where}; the data would differ:\n" + "\n".join(lines) + f"\nTo accept this on purpose, pass allow_changes=[{names}]."
+            f"{where}; the data would differ:\n"
+            + "\n".join(lines)
+            + f"\nTo accept this on purpose, pass allow_changes=[{names}]."
         )
 
 
 def _difference(was: Any, is_now: Any) -> str:
     if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-        if "grown_from" in is_now:
-            return str(is_now["grown_from"])
         parts = [
             f"{key} was {was.get(key, 'absent')!r}, is {is_now.get(key, 'absent')!r}"
             for key in sorted({*was, *is_now})
@@ -268,7 +281,9 @@ def _is_count(value: Any) -> bool:
 
 
 def _number(data: Mapping[str, Any], name: str, least: int, most: int) -> int:
-    value = data.get(name)
+    value: Any = data.get(name)
     if not _is_count(value) or not least <= value <= most:
-        raise CheckpointError(f'the state is damaged: "{name}" is {str(value)[:40]}, not a whole number from {least} to {most}.')
+        raise CheckpointError(
+            f'the state is damaged: "{name}" is {str(value)[:40]}, not a whole number from {least} to {most}.'
+        )
     return int(value)

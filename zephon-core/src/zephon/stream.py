@@ -128,11 +128,10 @@ class BatchStream:
             room = self._room(missing)
             pulled = self._pull(room) if room else []
             got = sum(len(part) for part in pulled)
-            if 0 < got < room or (room and not got and self._aligned):
-                if self._aligned:
-                    plan = self._compiled.plan
-                    pulled.append(RecordBlock.filler(room - got, plan.pack.record_length, plan.pad_token))
-                    got = room
+            if self._aligned and got < room:
+                plan = self._compiled.plan
+                pulled.append(RecordBlock.filler(room - got, plan.pack.record_length, plan.pad_token))
+                got = room
             if not got:
                 break
             parts += pulled

@@ -67,9 +67,9 @@ def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp
         return max(d for d in divisors(batch) if d <= MAX_AUTO_LANES)
     if _positive("dp_degree", dp_degree) > 1:
         raise TopologyError(
-            f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size is "
-            "given, and the data must not depend on the number of groups; set canonical_replicas to a number that every "
-            f"dp_degree you may use divides, for example {max(64, dp_degree)}."
+            f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size "
+            "is given, and the data must not depend on the number of groups; set canonical_replicas to a number that "
+            f"every dp_degree you may use divides, for example {max(64, dp_degree)}."
         )
     return 1
 
@@ -94,7 +94,9 @@ class Topology:
         lanes = _positive("canonical_replicas", self.lanes)
         groups = _positive("dp_degree", self.dp_degree)
         if isinstance(self.dp_group_id, bool) or not isinstance(self.dp_group_id, int | np.integer):
-            raise TopologyError(f"dp_group_id is {self.dp_group_id!r}; a whole number from 0 to {groups - 1} is needed.")
+            raise TopologyError(
+                f"dp_group_id is {self.dp_group_id!r}; a whole number from 0 to {groups - 1} is needed."
+            )
         if not 0 <= self.dp_group_id < groups:
             raise TopologyError(
                 f"dp_group_id is {self.dp_group_id}, but with dp_degree {groups} it must be from 0 to {groups - 1}."
@@ -112,8 +114,8 @@ class Topology:
                 multiples = [lanes * k for k in range(1, batch // lanes + 3)]
                 raise TopologyError(
                     f"a global batch of {batch} records does not divide by {lanes} lanes (canonical_replicas); with "
-                    f"{lanes} lanes it can be {_nearest(batch, multiples)}, and with {batch} records canonical_replicas "
-                    f"can be {_nearest(lanes, divisors(batch))}."
+                    f"{lanes} lanes it can be {_nearest(batch, multiples)}, and with {batch} records "
+                    f"canonical_replicas can be {_nearest(lanes, divisors(batch))}."
                 )
 
     @property

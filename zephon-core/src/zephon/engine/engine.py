@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from ..records import RecordBlock
-from .lane import LaneStream, Totals
 from ..state import LaneStart
+from .lane import LaneStream, Totals
 from .plan import Plan
 from .runners import Runner
 
@@ -69,9 +69,7 @@ class Engine:
                 return
             count = min(*live, self._rounds)
             parts = [
-                lane.take(count)
-                if lane.ready
-                else RecordBlock.filler(count, plan.pack.record_length, plan.pad_token)
+                lane.take(count) if lane.ready else RecordBlock.filler(count, plan.pack.record_length, plan.pad_token)
                 for lane in lanes
             ]
             if len(parts) == 1:

@@ -51,9 +51,9 @@ class Totals:
         """Count one block."""
         self.rows += block.rows_read
         self.skipped += block.rows_skipped
-        self.tokens += np.bincount(
-            block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)
-        ).astype(np.int64)
+        self.tokens += np.bincount(block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)).astype(
+            np.int64
+        )
 
 
 class _WindowEnd:
@@ -233,14 +233,11 @@ class LaneStream:
 
     def _order(self, item: tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> None:
         """The next records, or a mark, into the orderer."""
-        if isinstance(item, tuple):
-            made = self._orderer.push(item[0].result(), item[1])
-        else:
-            made = self._orderer.flush()
-        for ordered in made:
-            for origin in ordered.origin.tolist():
+        orderer = self._orderer
+        for ordered in orderer.push(item[0].result(), item[1]) if isinstance(item, tuple) else orderer.flush():
+            for chunk, position, token in ordered.origin.tolist():
                 window, before = self._orderer_window, self._records_ordered
-                self.starts.append(LaneStart(window, before, *origin, ordered.buffer))
+                self.starts.append(LaneStart(window, before, chunk, position, token, ordered.buffer))
             self._records_ordered += ordered.records
             self._ordered.append(self._start(ordered))
         if isinstance(item, _WindowEnd):

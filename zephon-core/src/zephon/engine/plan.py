@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from .._arrow import int64_array
 from ..io import OpenDataset
 from ..ops import Orderer, PackFlat, Passer, Shuffle, Shuffler, TokenizeWorker, WrapPacker
 from ..records import RowBlock
@@ -43,14 +44,14 @@ class Fetcher:
         else:
             # One read per dataset, then one gather to put the rows in the order of the chunk.
             by_dataset = np.argsort(dataset, kind="stable")
-            edges = np.searchsorted(dataset[by_dataset], present, side="left").tolist() + [len(dataset)]
+            edges = [*np.searchsorted(dataset[by_dataset], present, side="left").tolist(), len(dataset)]
             tables = [
                 self._read(int(d), row[by_dataset[low:high]])
                 for d, low, high in zip(present, edges[:-1], edges[1:], strict=True)
             ]
             back = np.empty(len(row), dtype=np.int64)
             back[by_dataset] = np.arange(len(row), dtype=np.int64)
-            table = pa.concat_tables(tables).combine_chunks().take(pa.array(back))
+            table = pa.concat_tables(tables).combine_chunks().take(int64_array(back))
         position = np.arange(first_position, first_position + len(row), dtype=np.int64)
         return RowBlock(table=table, dataset=dataset, row=row, chunk=chunk, position=position)
 

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from zephon._arrow import byte_lengths, int64_array, string_array, valid_mask, values_of
 from zephon.errors import DataError
 from zephon.io import sidecar
 from zephon.io.formats import Format, ShardScan
@@ -54,14 +55,14 @@ class Catalog:
     @classmethod
     def from_shards(cls, name: str, fmt: Format, shards: pa.Table) -> "Catalog":
         """From a table of `scan_shards`."""
-        counts = pc.list_value_length(shards["group_rows"]).to_numpy()
+        counts = values_of(pc.list_value_length(shards["group_rows"]))
         columns = {key: _read_only(_flat(shards[key])) for key in _INT_LISTS}
         names = shards["name"].combine_chunks()
         return cls(
             name=name,
             fmt=fmt.name,
             shard_names=names,
-            shard_sizes=_read_only(shards["size"].to_numpy()),
+            shard_sizes=values_of(shards["size"]),
             shard_digests=shards["digest"].combine_chunks(),
             group_shard=_read_only(np.repeat(np.arange(len(names), dtype=np.int32), counts)),
             sequential=any(map(fmt.is_sequential, names.to_pylist())),
@@ -106,12 +107,16 @@ class Catalog:
 
         Where the dataset lies, when its files were written and how the system lists them do not enter.
         """
+        return self.fingerprint_of(self.n_shards)
+
+    def fingerprint_of(self, n_shards: int) -> str:
+        """`fingerprint` as it would be with the first `n_shards` shards alone, to tell growth from change."""
+        n_groups = int(np.searchsorted(self.group_shard, n_shards))
         digest = hashlib.sha256(b"zephon catalog 1\0")
-        for column in (self.shard_names, self.shard_digests):
-            lengths = pc.binary_length(column).to_numpy()
-            digest.update(lengths.astype("<i8").tobytes())
+        for column in (self.shard_names[:n_shards], self.shard_digests[:n_shards]):
+            digest.update(byte_lengths(column).astype("<i8").tobytes())
             digest.update("".join(column.to_pylist()).encode())
-        for numbers in (self.shard_sizes, self.group_shard, self.group_rows):
+        for numbers in (self.shard_sizes[:n_shards], self.group_shard[:n_groups], self.group_rows[:n_groups]):
             digest.update(numbers.astype("<i8").tobytes())
         return digest.hexdigest()
 
@@ -142,7 +147,7 @@ def scan_shards(
     """
     index = sidecar.location(index_dir, path, fmt.name, size_column) if index_dir is not None else None
     known = sidecar.load(index) if index is not None else None
-    names = pa.array(listing.names, pa.string())
+    names = string_array(listing.names)
     fresh, found = _still_valid(known, names, listing)
     stale = np.flatnonzero(~fresh)
     began = time.perf_counter()
@@ -151,9 +156,9 @@ def scan_shards(
         _log.info("scanning %d of %d files (%d MB) of '%s'", len(stale), len(names), total // 10**6, path)
     parts = list(_scan_all(listing, fmt, size_column, stale.tolist()))
     if known is not None:
-        parts.insert(0, known.take(pa.array(found[fresh])))
+        parts.insert(0, known.take(int64_array(found[fresh])))
     order = np.argsort(np.concatenate((np.flatnonzero(fresh), stale)))
-    shards = pa.concat_tables(parts).take(pa.array(order)).combine_chunks()
+    shards = pa.concat_tables(parts).take(int64_array(order)).combine_chunks()
     if len(stale):
         _log.info("scanned '%s' in %.1f s", path, time.perf_counter() - began)
     if index is not None and (known is None or len(stale) or len(known) != len(shards)):
@@ -170,10 +175,18 @@ def _still_valid(
     """(which files the index still describes bool[n], their rows in the index int64[n], anything where none)."""
     if known is None or not len(known):
         return np.zeros(len(names), bool), np.zeros(len(names), np.int64)
-    position = pc.index_in(names, known["name"].combine_chunks()).fill_null(-1).to_numpy().astype(np.int64)
-    sizes, mtimes = known["size"].to_numpy(), known["mtime_ns"].to_numpy()
+    position = _positions(names, known["name"].combine_chunks())
+    sizes, mtimes = values_of(known["size"]), values_of(known["mtime_ns"])
     fresh = (position >= 0) & (sizes[position] == listing.sizes) & (mtimes[position] == listing.mtimes)
     return fresh, position
+
+
+def _positions(names: pa.Array, among: pa.Array) -> npt.NDArray[np.int64]:
+    """Where each name stands in `among`, -1 where it does not: int64[n]."""
+    found = pc.index_in(names, among)
+    positions = np.full(len(names), -1, np.int64)
+    positions[valid_mask(found)] = values_of(found.drop_null())
+    return positions
 
 
 def _scan_all(listing: Listing, fmt: Format, size_column: str, indices: Sequence[int]) -> Iterator[pa.Table]:
@@ -198,23 +211,24 @@ def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardSca
     bounds = np.concatenate(([0], np.cumsum([len(scan.group_rows) for scan in scans], dtype=np.int64)))
     lists = {
         key: pa.LargeListArray.from_arrays(
-            pa.array(bounds), pa.array(np.concatenate([np.empty(0, np.int64), *(getattr(scan, key) for scan in scans)]))
+            int64_array(bounds),
+            int64_array(np.concatenate([np.empty(0, np.int64), *(getattr(scan, key) for scan in scans)])),
         )
         for key in _INT_LISTS
     }
     columns = {
-        "name": [listing.names[i] for i in indices],
-        "size": listing.sizes[list(indices)],
-        "mtime_ns": listing.mtimes[list(indices)],
-        "digest": [scan.digest for scan in scans],
-        "columns": [json.dumps(scan.columns) for scan in scans],
+        "name": string_array([listing.names[i] for i in indices]),
+        "size": int64_array(listing.sizes[list(indices)]),
+        "mtime_ns": int64_array(listing.mtimes[list(indices)]),
+        "digest": string_array([scan.digest for scan in scans]),
+        "columns": string_array([json.dumps(scan.columns) for scan in scans]),
         **lists,
     }
     return pa.table(columns, schema=sidecar.SCHEMA)
 
 
 def _flat(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    numbers: npt.NDArray[np.int64] = column.combine_chunks().flatten().to_numpy()
+    numbers: npt.NDArray[np.int64] = values_of(column.combine_chunks().flatten())
     return numbers
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from zephon._arrow import byte_lengths, int64_array, string_array
 from zephon.errors import DataError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
@@ -32,7 +32,7 @@ class _MemoryDataset(OpenDataset):
     def take(self, rows: np.ndarray) -> pa.Table:
         rows = np.asarray(rows, np.int64)
         self.catalog.groups_at(rows)  # refuses ids that are out of range
-        return self._table.take(pa.array(rows))
+        return self._table.take(int64_array(rows))
 
 
 class _Slices:
@@ -60,15 +60,15 @@ def open_table(name: str, table: pa.Table, columns: Sequence[str], size_column: 
     sound = sound_table(table, needed, size_column, label, 0)
     offsets = np.arange(0, table.num_rows, _GROUP_ROWS, dtype=np.int64)
     rows = np.minimum(_GROUP_ROWS, table.num_rows - offsets)
-    lengths = pc.fill_null(pc.binary_length(sound[size_column]), 0).to_numpy()
+    lengths = byte_lengths(sound[size_column])
     sizes = np.add.reduceat(lengths, offsets).astype(np.int64)
     kept = sound.select(list(columns))
     catalog = Catalog(
         name=name,
         fmt="memory",
-        shard_names=pa.array(["memory"]),
+        shard_names=string_array(["memory"]),
         shard_sizes=np.array([sizes.sum()], np.int64),
-        shard_digests=pa.array([_digest(kept)]),
+        shard_digests=string_array([_digest(kept)]),
         group_shard=np.zeros(len(offsets), np.int32),
         group_rows=rows,
         group_bytes=sizes,
@@ -82,7 +82,7 @@ def open_table(name: str, table: pa.Table, columns: Sequence[str], size_column: 
 def _digest(table: pa.Table) -> str:
     """Of the values, however they lie in memory: `take` writes every buffer afresh, nulls and offsets included."""
     digest = hashlib.sha256()
-    everything = pa.array(np.arange(table.num_rows))
+    everything = int64_array(np.arange(table.num_rows))
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema.remove_metadata()) as writer:
         writer.write_table(table.take(everything).combine_chunks())
     digest.update(sink.getvalue())

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from zephon._arrow import int64_array
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
 from zephon.io.formats import Format, Group, ShardReader
@@ -46,6 +47,7 @@ class OpenDataset:
         self._source = source
         self._cache = cache
         self._token = next(_tokens)
+        self._turn = itertools.count()
 
     @property
     def name(self) -> str:
@@ -76,20 +78,31 @@ class OpenDataset:
         of_row = self.catalog.groups_at(rows)
         groups, counts = np.unique(of_row, return_counts=True)
         if len(groups) == 1:
-            return self._group(int(groups[0])).take(pa.array(rows - starts[groups[0]]))
+            return self._group(int(groups[0])).take(int64_array(rows - starts[groups[0]]))
         if len(rows) >= _DENSE_SHARE * self.catalog.group_rows[groups].sum():
             # Groups side by side, then one pick: row r lies at its group's new start plus its place in the group.
-            tables = [self._group(int(group)) for group in groups]
+            tables = [pa.table({})] * len(groups)
+            for i in self._rotated(len(groups)):
+                tables[i] = self._group(int(groups[i]))
             new_starts = np.cumsum(self.catalog.group_rows[groups]) - self.catalog.group_rows[groups]
             shift = new_starts - starts[groups]
             return _picked(tables, rows + shift[np.searchsorted(groups, of_row)])
         order = np.argsort(of_row, kind="stable")
-        pieces = []
-        for group, wanted in zip(groups, np.split(rows[order], np.cumsum(counts)[:-1]), strict=True):
-            pieces.append(self._group(int(group)).take(pa.array(wanted - starts[group])))
+        by_group = np.split(rows[order], np.cumsum(counts)[:-1])
+        pieces = [pa.table({})] * len(groups)
+        for i in self._rotated(len(groups)):
+            pieces[i] = self._group(int(groups[i])).take(int64_array(by_group[i] - starts[groups[i]]))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return _picked(pieces, back)
+
+    def _rotated(self, count: int) -> list[int]:
+        """0 to count - 1, from a different one each time, but in order where a format can only be read in order.
+
+        Threads that need the same groups would else follow each other from group to group, one decoding, all waiting.
+        """
+        start = 0 if self.catalog.sequential else next(self._turn) * 7919 % count
+        return [*range(start, count), *range(start)]
 
     def describe(self, row: int) -> str:
         """A row id as "shard:row in shard", for messages."""
@@ -109,7 +122,7 @@ def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
     # Shards may differ in columns other than the text: int32 beside int64, all null beside a type.
     table = pa.concat_tables(tables, promote_options="permissive")
     in_order = bool((np.diff(indices) == 1).all())  # then rows are joined and not picked one by one
-    table = table.slice(indices[0], len(indices)) if in_order else table.take(pa.array(indices))
+    table = table.slice(indices[0], len(indices)) if in_order else table.take(int64_array(indices))
     return table.combine_chunks()  # free where there is one chunk already
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from .._arrow import byte_lengths, int64_array, mask_of, string_array
 from ..errors import PipelineError
 from ..records import RowBlock, TokenBlock
 from ..tokenizer import Tokenizer
@@ -111,7 +112,6 @@ class TokenizeWorker:
         column = table.column(self._field)
         text = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
         if isinstance(text, pa.ChunkedArray):  # no chunk at all
-            text = pa.array([], type=column.type)
-        blank = pc.or_kleene(pc.utf8_is_space(text), pc.equal(pc.binary_length(text), 0))
-        kept = ~pc.fill_null(blank, True).to_numpy(zero_copy_only=False).astype(bool)
-        return (text if kept.all() else text.filter(pa.array(kept))), kept
+            text = string_array([], column.type)
+        kept = (byte_lengths(text) > 0) & ~mask_of(pc.utf8_is_space(text))  # nulls have no bytes
+        return (text if kept.all() else text.take(int64_array(np.flatnonzero(kept)))), kept

@@ -58,8 +58,11 @@ class TokenizersBackend:
             from tokenizers import Tokenizer
 
             self.version = metadata.version("tokenizers")
-            self._tokenizer = Tokenizer.from_str(definition.json)
+            self._tokenizer = Tokenizer.from_str(definition.encoder_json)
             self._tokenizer.encode_special_tokens = True
+            # With the special tokens under their own names, for everything but encoding.
+            same = definition.encoder_json == definition.json
+            self._named = self._tokenizer if same else Tokenizer.from_str(definition.json)
 
     def encode(self, column: pa.Array) -> Encoded:
         ids = self.encode_texts(column.to_pylist())
@@ -71,12 +74,12 @@ class TokenizersBackend:
 
     def decode(self, ids: list[int]) -> str:
         with _Guard("decode"):
-            text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
+            text: str = self._named.decode(ids, skip_special_tokens=False)
             return text
 
     def token_to_id(self, token: str) -> int | None:
         with _Guard("look up a token"):
-            token_id: int | None = self._tokenizer.token_to_id(token)
+            token_id: int | None = self._named.token_to_id(token)
             return token_id
 
 

@@ -4,10 +4,11 @@ All libraries need more than linear time and a multiple of the memory for one ve
 piece and 3 s in pieces of 1 MiB. A document is cut by its own bytes alone, so its tokens do not depend on what it is
 batched with.
 
-The cuts are in front of a space between two ASCII letters. Every tokenizer in use begins a new word there, so the ids
-are those of the uncut document; `joins_at_space` finds out how the tokenizer at hand must be given the second piece.
-Where a whole stretch has no such place (base64, one endless word), the cut is between two characters, and the ids may
-differ from those of the uncut document at that point, once per mebibyte.
+The cuts are in front of a space between two ASCII letters, or at least between two ASCII characters that are not
+white space. Every tokenizer in use begins a new word there, so the ids are those of the uncut document;
+`joins_at_space` finds out how the tokenizer at hand must be given the second piece. Where a whole stretch has no such
+place (one endless word, languages without spaces), the cut is between two characters, and the ids may differ from those
+of the uncut document at that point, once per mebibyte.
 """
 
 from collections.abc import Callable
@@ -56,13 +57,14 @@ def cut(text: np.ndarray, skip_space: bool) -> list[tuple[int, int]]:
 
 
 def _cut_before(text: np.ndarray, limit: int) -> tuple[int, bool]:
-    """The last good place at or before `limit`, and whether it is at a space between letters."""
+    """The last good place at or before `limit`, and whether it is at a space between words."""
     window = text[limit - SEARCH_BYTES : limit + 2]
-    lower = window | 0x20
-    letter = (lower >= ord("a")) & (lower <= ord("z"))
-    places = np.flatnonzero(letter[:-2] & (window[1:-1] == _SPACE) & letter[2:])
-    if len(places):
-        return int(limit - SEARCH_BYTES + places[-1] + 1), True
+    letter = ((window | 0x20) >= ord("a")) & ((window | 0x20) <= ord("z"))
+    visible = (window > _SPACE) & (window < 0x7F)
+    for neighbour in (letter, visible):
+        places = np.flatnonzero(neighbour[:-2] & (window[1:-1] == _SPACE) & neighbour[2:])
+        if len(places):
+            return int(limit - SEARCH_BYTES + places[-1] + 1), True
     while text[limit] & 0xC0 == 0x80:  # inside a character
         limit -= 1
     return limit, False

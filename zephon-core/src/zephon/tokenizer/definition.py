@@ -43,6 +43,7 @@ class TokenizerDefinition:
     Attributes:
         label: what messages call it.
         json: the tokenizer.json that libraries get.
+        encoder_json: the one to encode with; the same but for models that look words up whole (see `_hide_specials`).
         bos_token, eos_token: or None where it has none.
         bos_id, eos_id: their ids.
         vocab_size: largest id + 1, added tokens included.
@@ -52,6 +53,7 @@ class TokenizerDefinition:
 
     label: str
     json: str
+    encoder_json: str
     bos_token: str | None
     eos_token: str | None
     bos_id: int | None
@@ -103,9 +105,12 @@ def read_definition(files: TokenizerFiles) -> tuple[TokenizerDefinition, Tree]:
     for section in ("truncation", "padding", "post_processor"):
         tree[section] = None
 
+    text = msgspec.json.encode(tree).decode()
+    hidden = _hide_specials(tree)
     definition = TokenizerDefinition(
         label=label,
-        json=msgspec.json.encode(tree).decode(),
+        json=text,
+        encoder_json=text if hidden is None else msgspec.json.encode(hidden).decode(),
         bos_token=bos_token,
         eos_token=eos_token,
         bos_id=bos_id,
@@ -147,7 +152,7 @@ def _check_structure(tree: Tree, label: str) -> None:
         raise refuse("model.dropout", dropout, "null")
     if dropout and dropout != 1:
         raise TokenizerError(
-            f"tokenizer.json of {label!r} has model.dropout {dropout}, which draws other ids for every batch; set it to null"
+            f"tokenizer.json of {label!r} has model.dropout {dropout}, which makes ids random; set it to null"
         )
     if "type" not in model and "merges" in model:
         model["type"] = "BPE"  # files of the first years, GPT-2's among them, leave it out
@@ -233,6 +238,30 @@ def _token_ids(tree: Tree, label: str) -> dict[str, int]:
             "large gaps"
         )
     return token_to_id
+
+
+def _hide_specials(tree: Tree) -> Tree | None:
+    """A tokenizer of the same ids in which text cannot be a special token, where that takes more than a switch.
+
+    Unigram, WordLevel and WordPiece models hold their special tokens as words and find them in text, whatever
+    `tokenizers` is told. So here those words get spaces around them, which the pre-tokenizers of such models never
+    leave in a word. BPE finds only what it can merge, and is left as it is.
+    """
+    vocab = tree["model"]["vocab"]
+    if tree["model"].get("type") == "BPE":
+        return None
+    words = set(vocab) if isinstance(vocab, dict) else {entry[0] for entry in vocab}
+    special = {token["content"] for token in tree["added_tokens"] if token["special"]} & words
+    special.discard(tree["model"].get("unk_token"))
+    if not special:
+        return None
+    names = {word: f" {word} " if word in special else word for word in words}
+    if isinstance(vocab, dict):
+        renamed: Any = {names[word]: i for word, i in vocab.items()}
+    else:
+        renamed = [[names[word], score] for word, score in vocab]
+    added = [token for token in tree["added_tokens"] if token["content"] not in special]
+    return {**tree, "model": {**tree["model"], "vocab": renamed}, "added_tokens": added}
 
 
 def _content_hash(tree: Tree, bos_id: int | None, eos_id: int | None) -> str:

@@ -158,6 +158,6 @@ def _hub_error(name: str, filename: str, error: Exception) -> TokenizerError:
         reach = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
         reason = f"{reach} and the local cache does not hold it"
     return TokenizerError(
-        f"cannot fetch {filename} of hub model {name!r} ({reason}); check the name, the network and HF_TOKEN, or pass the "
-        "path of a local folder that exists"
+        f"cannot fetch {filename} of hub model {name!r} ({reason}); check the name, the network and HF_TOKEN, or pass "
+        "the path of a local folder that exists"
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from zephon._arrow import string_array
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import BACKENDS, REFUSALS, Backend, BackendFailure, Encoded, TokenizersBackend
 from zephon.tokenizer.cutting import joins_at_space
@@ -29,7 +30,7 @@ class Answers:
 
     @classmethod
     def of(cls, what: str, texts: Sequence[str], reference: TokenizersBackend) -> "Answers":
-        column = pa.array(texts, type=pa.large_string())
+        column = string_array(texts, pa.large_string())
         return cls(what, texts, column, reference.encode(column))
 
     def difference(self, backend: Backend) -> str | None:
@@ -122,8 +123,8 @@ def _check_ids(definition: TokenizerDefinition, tree: Tree, reference: Tokenizer
         given = reference.token_to_id(token["content"])
         if token["content"] and given != token["id"]:
             raise TokenizerError(
-                f"tokenizer.json of {definition.label!r} gives added token {token['content'][:40]!r} the id {token['id']} "
-                f"but tokenizers gives it {given}, because the ids have gaps or repeats; number them without gaps"
+                f"added token {token['content'][:40]!r} in tokenizer.json of {definition.label!r} has id {token['id']} "
+                f"but tokenizers gives it {given}, because ids have gaps or repeats; number them without gaps"
             )
 
 
@@ -141,7 +142,7 @@ def _check_look_alikes(definition: TokenizerDefinition, tree: Tree, reference: T
     for token in sorted(reached):
         if token in ends:
             raise TokenizerError(
-                f"text that spells {token[:40]!r} becomes that special token in the tokenizer of {definition.label!r}, so a "
+                f"text that spells {token[:40]!r} becomes that special token in {definition.label!r}, so a "
                 "document could end itself; give the tokenizer a pre_tokenizer that splits such text"
             )
     if reached:

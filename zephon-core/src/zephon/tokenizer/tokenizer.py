@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from zephon._arrow import int64_array
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded, TokenizersBackend
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut
@@ -51,7 +52,9 @@ def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto
             f"tokenizer backend {backend!r} is not fit for {definition.label!r} ({refusals[0]}); use backend 'auto'"
         )
     runtime = _Runtime(os.getpid(), chosen or known.reference, known.reference)
-    _log.info(
+    slow = backend == "auto" and chosen is None  # by a factor of 50
+    _log.log(
+        logging.WARNING if slow else logging.INFO,
         "%s: tokenizing with %s %s (%d probe texts, %.2f s)%s",
         definition.label,
         runtime.backend.name,
@@ -304,7 +307,7 @@ def _cut_long(column: pa.Array, bounds: np.ndarray, *, skip_space: bool) -> tupl
         first_piece[i + 1] = first_piece[i] + len(pieces)
     offsets = pa.py_buffer(np.array(edges, dtype=np.int64))
     array = pa.LargeStringArray.from_buffers(len(is_piece), offsets, data)
-    return (array if all(is_piece) else array.filter(pa.array(is_piece))), first_piece
+    return (array if all(is_piece) else array.take(int64_array(np.flatnonzero(is_piece)))), first_piece
 
 
 def _sample(texts: Sequence[str]) -> list[str]:

@@ -34,7 +34,7 @@ from .permute import derive_key, feistel, mix_key, shuffled_indices
 
 __all__ = ["DatasetOrder", "OrderOptions", "segment_starts"]
 
-BLOCK_BYTES_PER_JOB = 64 << 20
+BLOCK_BYTES_PER_JOB = 32 << 20
 SMALL_DATASET_BYTES = 128 << 20
 _SMALL_SEGMENTS = 1024
 _SMALL_SEGMENTS_PER_LANE = 16
@@ -51,7 +51,7 @@ class OrderOptions:
     Attributes:
         shuffle_shards: permute segments in every epoch; else they stay in catalog order.
         shuffle_within_shard: shuffle rows inside blocks; else rows of a segment stay in order.
-        block_size: rows of a block over all lanes together (each lane gets its share), "auto" (64 MiB of data over
+        block_size: rows of a block over all lanes together (each lane gets its share), "auto" (32 MiB of data over
             all lanes), "global" (one permutation of all rows) or "none".
         reshuffle: a new order in every epoch.
     """

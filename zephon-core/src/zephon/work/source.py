@@ -62,13 +62,18 @@ class StaticMixtureWorkSource:
         block = self.shuffle_block_size
         if block not in ("auto", "global", "none") and (isinstance(block, bool | str) or block < 1):
             raise RecipeError(
-                f'shuffle_block_size is {block!r}; "auto", "global", "none" or a number of rows of at least 1 is needed.'
+                f'shuffle_block_size is {block!r}; "auto", "global", "none" or a number of rows above 0 is needed.'
             )
         weights = dict(self.mixture) if self.mixture is not None else dict.fromkeys(names, 1.0)
         for name, weight in weights.items():
             if name not in names:
                 raise RecipeError(f'mixture names "{name}", which is not among the datasets {names}.')
-            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight) or weight <= 0:
+            if (
+                isinstance(weight, bool)
+                or not isinstance(weight, int | float)
+                or not math.isfinite(weight)
+                or weight <= 0
+            ):
                 raise RecipeError(f'mixture weight of "{name}" is {weight!r}; a finite number above 0 is needed.')
         missing = [name for name in names if name not in weights]
         if missing:
@@ -87,9 +92,7 @@ class StaticMixtureWorkSource:
         total = math.fsum(self.mixture.values())
         return {name: weight / total for name, weight in self.mixture.items()}
 
-    def curriculum(
-        self, opened: Sequence[OpenDataset], tokens_per_row: Sequence[float], *, lanes: int
-    ) -> Curriculum:
+    def curriculum(self, opened: Sequence[OpenDataset], tokens_per_row: Sequence[float], *, lanes: int) -> Curriculum:
         """The curriculum over the opened datasets, given how many tokens a row of each makes on average."""
         options = OrderOptions(
             shuffle_shards=self.shuffle_shards,
@@ -101,6 +104,4 @@ class StaticMixtureWorkSource:
             for dataset in opened
         ]
         weights = row_weights(list(self.shares.values()), tokens_per_row)
-        return Curriculum(
-            orders, weights, lanes=lanes, chunk_size=self.chunk_size, seed=self.seed, repeat=self.repeat
-        )
+        return Curriculum(orders, weights, lanes=lanes, chunk_size=self.chunk_size, seed=self.seed, repeat=self.repeat)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
+from .._arrow import byte_lengths, int64_array
 from ..errors import DataError, RecipeError
 from ..io import OpenDataset
 from .permute import derive_key, shuffled_indices
@@ -57,14 +57,14 @@ class TokenEstimation:
             if tokens and (nth >= _GROUPS_SAMPLED or catalog_bytes >= _GROUP_BYTES_LIMIT):
                 break
             table = dataset.read_group(group)
-            lengths = pc.fill_null(pc.binary_length(table.column(text_field)), 0).to_numpy().astype(np.int64)
+            lengths = byte_lengths(table.column(text_field))
             group_text_bytes += int(lengths.sum())
             catalog_bytes += int(catalog.group_bytes[group])
             # A run of rows from a random place, wrapping round, up to this group's share of the sample.
             start = derive_key("token-estimation-row", seed, dataset.name, nth) % len(lengths)
             rows = np.roll(np.arange(len(lengths)), -start)
             taken = int(np.searchsorted(np.cumsum(lengths[rows]), share)) + 1
-            tokens += count_tokens(table.take(pa.array(rows[:taken])))
+            tokens += count_tokens(table.take(int64_array(rows[:taken])))
             text_bytes += int(lengths[rows[:taken]].sum())
         if not tokens:
             raise DataError(
