@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -159,13 +160,17 @@ def compile_pipeline(
     cache = DecodeCache(cache_options.memory_bytes)
     field = operators.tokenize.field
     columns = [dataset.text_field or field for dataset in source.datasets]
-    datasets = tuple(
-        dataset.open([column], size_column=column, cache=cache, index_dir=cache_options.index_dir)
-        for dataset, column in zip(source.datasets, columns, strict=True)
-    )
-    tokenizer = load_tokenizer(operators.tokenize.tokenizer_id, backend=operators.tokenize.backend)
+    # Most of what either side does is outside the interpreter lock, so they go side by side.
+    with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
+        loading = helper.submit(load_tokenizer, operators.tokenize.tokenizer_id, backend=operators.tokenize.backend)
+        datasets = tuple(
+            dataset.open([column], size_column=column, cache=cache, index_dir=cache_options.index_dir)
+            for dataset, column in zip(source.datasets, columns, strict=True)
+        )
+        sample = _sample_texts(datasets, columns)
+        tokenizer = loading.result()
     bos_id, eos_id = resolve_special_tokens(operators.tokenize.special_tokens, tokenizer)
-    tokenizer.selfcheck(_sample_texts(datasets, columns))
+    tokenizer.selfcheck(sample)
     worker = TokenizeWorker(tokenizer, field, bos_id, eos_id, len(datasets))
     if tokens_per_row is None:
         tokens_per_row = _measure(source, datasets, columns, field, worker)
@@ -235,14 +240,16 @@ def _measure(
     """Tokens per row by dataset name; with one dataset nothing depends on it, so nothing is measured."""
     if source.token_estimation is None or len(datasets) == 1:
         return dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
-    ratios = {}
-    for dataset, column in zip(datasets, columns, strict=True):
+    estimation, seed = source.token_estimation, source.seed
 
-        def count(table: pa.Table, column: str = column) -> int:
+    def measured(dataset: OpenDataset, column: str) -> float:
+        def count(table: pa.Table) -> int:
             return worker.count(pa.table({field: table.column(column)}))
 
-        ratios[dataset.name] = source.token_estimation.tokens_per_row(dataset, column, count, seed=source.seed)
-    return ratios
+        return estimation.tokens_per_row(dataset, column, count, seed=seed)
+
+    with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
+        return dict(zip([d.name for d in datasets], pool.map(measured, datasets, columns), strict=True))
 
 
 def _fingerprint(

@@ -33,8 +33,12 @@ def default_workers() -> int:
 
 
 def default_lookahead(workers: int, lanes: int) -> int:
-    """Bytes of text under way or ready: sensible blocks for every worker and lane, at most 64 MiB."""
-    return min(64 << 20, max(workers * (8 << 20), lanes * (512 << 10)))
+    """Bytes of text under way or ready: blocks of 1 MiB for every lane and more for every worker, at most 128 MiB.
+
+    With smaller blocks threads spend their time handing the interpreter lock to each other: 64 lanes ran at half the
+    speed of one with blocks of 256 KiB, at the same speed with 1 MiB.
+    """
+    return min(128 << 20, max(workers * (8 << 20), lanes * (2 << 20)))
 
 
 def _refuse_unknown(what: str, given: Mapping[str, Any], known: list[str]) -> None:

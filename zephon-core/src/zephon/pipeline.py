@@ -157,7 +157,7 @@ class Pipeline:
             Microbatches that may be ready; by default 8 MiB of records.
         prefetch_buffer_size
             Bytes of text under way or ready, over all lanes of this process; by default 8 MiB per
-            worker or 512 KiB per lane, at most 64 MiB.
+            worker or 2 MiB per lane, at most 128 MiB.
         fetch_parallelism
             Worker threads for reading, for slow storage; by default whoever tokenizes rows reads them first.
         pack_parallelism

@@ -39,7 +39,9 @@ SMALL_DATASET_BYTES = 128 << 20
 _SMALL_SEGMENTS = 1024
 _SMALL_SEGMENTS_PER_LANE = 16
 _BLOCKS_KEPT_PER_LANE = 2
-_EPOCHS_KEPT = 2
+# A chunk of a small dataset in a run of many lanes goes through many epochs, each with an order of its segments.
+_EPOCHS_KEPT = 64
+_SEGMENTS_KEPT = 1 << 18
 
 _T = TypeVar("_T")
 
@@ -130,7 +132,7 @@ class DatasetOrder:
             self._block_rows = max(1, BLOCK_BYTES_PER_JOB // lanes // row_bytes)
         elif isinstance(block, int):
             self._block_rows = max(1, block // lanes)
-        self._epochs = _Kept(_EPOCHS_KEPT)
+        self._epochs = _Kept(max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments))))
         self._blocks = _Kept(_BLOCKS_KEPT_PER_LANE * lanes)
 
     def rows_of_lane(self, lane: int) -> int:

@@ -55,7 +55,8 @@ def hash64(key: int, values: np.ndarray) -> np.ndarray:
 
 def shuffled_indices(key: int, n: int) -> np.ndarray:
     """A uniformly random order of 0 to n - 1 as int64[n], fixed by `key`."""
-    return np.argsort(hash64(key, np.arange(n, dtype=np.uint64)), kind="stable").astype(np.int64, copy=False)
+    # `hash64` maps distinct numbers to distinct hashes, so there are no ties and any kind of sort gives the same order.
+    return np.argsort(hash64(key, np.arange(n, dtype=np.uint64))).astype(np.int64, copy=False)
 
 
 def feistel(key: int, n: int, index: np.ndarray) -> np.ndarray:

@@ -1,0 +1,106 @@
+"""A run whose ranks are killed again and again, resumed each time at another data-parallel degree.
+
+    python crashing.py FOLDER TOKENIZER KILLS SEED
+
+Ranks are forked from this process, which has imported everything and started no thread; each writes its state at every
+step end, like a trainer that checkpoints always, and its ledger. They are killed with SIGKILL after a random time: in
+start-up, between batches, while writing a state. What is in FOLDER/states then is all that the next ranks have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+
+from zephon import Pipeline
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
+
+LANES, BATCH, MICROBATCH = 8, 16, 2
+
+
+def build(folder: Path, tokenizer: Path, groups: int, group: int, ledger: Path) -> Pipeline:
+    datasets = [Dataset.from_path(name, folder / name) for name in ("a", "b")]
+    source = StaticMixtureWorkSource(datasets=datasets, mixture={"a": 2.0, "b": 1.0}, seed=11, chunk_size=64)
+    return (
+        Pipeline(source)
+        .options(
+            canonical_replicas=LANES,
+            global_batch=BATCH,
+            dp_degree=groups,
+            dp_group_id=group,
+            ledger=ledger,
+            prefetch_buffer_size=200_000,
+            io_options={"cache": {"dir": folder / "cache"}},
+        )
+        .tokenize(tokenizer, parallelism=1)
+        .pack_flat(127)
+        .shuffle(64, seed=1)
+        .batch(MICROBATCH)
+    )
+
+
+def rank(folder: Path, tokenizer: Path, groups: int, group: int, states: list[dict]) -> None:
+    """Until killed."""
+    pipeline = build(folder, tokenizer, groups, group, folder / "ledger")
+    if states:
+        pipeline.restore(states)
+    stream = iter(pipeline)
+    while True:
+        for _ in range(BATCH // groups // MICROBATCH):
+            step = int(next(stream).sequence_numbers[0]) // BATCH
+        target = folder / "states" / f"{step:06d}-{groups}"
+        target.mkdir(parents=True, exist_ok=True)
+        part = target / f"{group}.part"
+        part.write_text(json.dumps(pipeline.checkpoint()))
+        part.replace(target / f"{group}.json")
+        time.sleep(0.002)  # the training step
+
+
+def latest(folder: Path) -> tuple[int, list[dict]]:
+    """The last step of which all ranks of some topology have written their states, and those."""
+    for target in sorted((folder / "states").glob("*"), reverse=True):
+        step, groups = map(int, target.name.split("-"))
+        files = sorted(target.glob("*.json"))
+        if len(files) == groups:
+            return step, [json.loads(file.read_text()) for file in files]
+    return -1, []
+
+
+def main(folder: Path, tokenizer: Path, kills: int, seed: int) -> None:
+    choose = random.Random(seed)
+    topologies, resumes = [], 0
+    (folder / "states").mkdir()
+    while kills > 0:
+        _, states = latest(folder)
+        resumes += bool(states)
+        groups = choose.choice([1, 2, 4, 8][: 3 if choose.random() < 0.8 else 4])
+        topologies.append(groups)
+        children = []
+        for group in range(groups):
+            child = os.fork()
+            if not child:
+                try:
+                    rank(folder, tokenizer, groups, group, states)
+                finally:
+                    os._exit(70)
+            children.append(child)
+        time.sleep(choose.uniform(0.05, 0.3 + 0.2 * groups))
+        for child in choose.sample(children, len(children)):
+            os.kill(child, signal.SIGKILL)
+            time.sleep(choose.choice([0, 0.02]))
+        for child in children:
+            _, status = os.waitpid(child, 0)
+            assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, status
+        kills -= groups
+    step, _ = latest(folder)
+    print(json.dumps({"topologies": topologies, "resumes": resumes, "steps": step + 1}))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4]))
