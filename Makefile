@@ -17,6 +17,7 @@ format: setup
 
 bench: setup
 	@.venv/bin/python scripts/bench.py
+	@.venv/bin/python scripts/bench_elastic.py
 
 setup:
 	@scripts/setup

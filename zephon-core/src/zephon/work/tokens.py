@@ -15,7 +15,7 @@ from .permute import derive_key, shuffled_indices
 
 __all__ = ["TokenEstimation"]
 
-_GROUPS_SAMPLED = 8
+_GROUPS_SAMPLED = 16
 _GROUP_BYTES_LIMIT = 64 << 20
 
 
@@ -31,7 +31,7 @@ class TokenEstimation:
         sample_bytes: text to tokenize per dataset, in bytes.
     """
 
-    sample_bytes: int = 1 << 20
+    sample_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
         if isinstance(self.sample_bytes, bool) or not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
