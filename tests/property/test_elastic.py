@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import random
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
@@ -22,13 +23,22 @@ texts = st.one_of(
 )
 
 
+def many_texts(seed, count):
+    """More documents than are worth drawing one by one: short ones, blank ones, and now and then a huge one."""
+    choose = random.Random(seed)
+    kinds = [None, "", " ", "a", "two words", "some words and more of them", "word " * 300, "é木 " * 30_000]
+    return choose.choices(kinds, weights=[2, 2, 2, 20, 40, 40, 4, 0.3], k=count)
+
+
 @st.composite
 def sources(draw, *, repeat=True):
-    """A work source over random corpora, at least one of its documents not blank."""
-    count = draw(st.integers(1, 3))
+    """A work source over random corpora of 1 to 500 documents, at least one of each not blank."""
+    count = draw(st.integers(1, 5))
     datasets = []
     for d in range(count):
-        rows = draw(st.lists(texts, min_size=1, max_size=40))
+        rows = draw(
+            st.one_of(st.lists(texts, max_size=40), st.builds(many_texts, st.integers(0, 99), st.integers(1, 499)))
+        )
         rows.insert(draw(st.integers(0, len(rows))), f"document of dataset {d}")
         datasets.append(Dataset.from_dict(f"d{d}", {"text": rows}))
     return StaticMixtureWorkSource(
@@ -52,7 +62,7 @@ def texts_of(dataset):
 @st.composite
 def shapes(draw):
     """Lanes, records per step, sequence length, window, shuffle buffer."""
-    lanes = draw(st.sampled_from([1, 2, 4, 6, 8, 16]))
+    lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16, 60, 64]))
     return {
         "lanes": lanes,
         "global_batch": lanes * draw(st.integers(1, 3)),

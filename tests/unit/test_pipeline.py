@@ -3,6 +3,8 @@
 import gc
 import json
 import logging
+import subprocess
+import sys
 import threading
 import time
 
@@ -352,3 +354,28 @@ def test_stores_that_are_not_there_yet_are_named_when_opened(tmp_path, tiny_toke
     made = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=16, microbatch_size=4)
     with pytest.raises(DataError, match="s3://"):
         next(iter(made))
+
+
+def test_a_first_batch_imports_neither_pandas_nor_torch(tmp_path, tiny_tokenizer):
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        lines = "".join(json.dumps({"text": text}) + "\n" for text in [*WORDS, ""])
+        (tmp_path / name / "0.jsonl").write_text(lines)
+        pq.write_table(pa.table({"text": [*WORDS, None]}), tmp_path / f"{name}.parquet")
+    program = """
+import sys
+from zephon import Pipeline
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
+folder, tokenizer = sys.argv[1:]
+datasets = [Dataset.from_path(n, f"{folder}/{n}") for n in ("a", "b", "a.parquet", "b.parquet")]
+source = StaticMixtureWorkSource(datasets=datasets)
+batch = next(iter(Pipeline(source).tokenize(tokenizer).pack_flat(64).shuffle(8).batch(4)))
+batch.to_training(as_numpy=True), batch.digests, batch.provenance()
+print(sorted({"pandas", "torch"} & set(sys.modules)))
+"""
+    for _ in range(2):  # without an index, and with one
+        done = subprocess.run(
+            [sys.executable, "-c", program, tmp_path, tiny_tokenizer], capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == "[]"

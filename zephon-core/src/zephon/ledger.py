@@ -224,7 +224,10 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         holder, other = (a, b) if sequence in in_a else (b, a)
         what = f"only {holder.name} consumed it ({holder.documents(sequence)}), {other.name} did not"
     else:
-        what = f"{a.name} consumed {a.documents(sequence)}; {b.name} consumed {b.documents(sequence)}"
+        documents, others = a.documents(sequence), b.documents(sequence)
+        what = f"{a.name} consumed {documents}; {b.name} consumed {others}"
+        if documents == others:
+            what = f"{a.name} and {b.name} consumed the same documents ({documents}) with other tokens"
     where = f"step {step}, lane {lane}" if step is not None else f"lane {lane}"
     return Difference(step, lane, sequence, f"{where} (record {sequence}): {what}.")
 

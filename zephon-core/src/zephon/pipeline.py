@@ -230,7 +230,9 @@ class Pipeline:
         tokens, rows, skipped = (totals.tokens, totals.rows, totals.skipped) if totals else (zero, zero, zero)
         made = int(tokens.sum())
         return {
-            name: Mixture(share, float(tokens[d]) / made if made else 0.0, int(tokens[d]), int(rows[d]), int(skipped[d]))
+            name: Mixture(
+                share, float(tokens[d]) / made if made else 0.0, int(tokens[d]), int(rows[d]), int(skipped[d])
+            )
             for d, (name, share) in enumerate(compiled.source.shares.items())
         }
 

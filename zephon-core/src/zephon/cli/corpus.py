@@ -34,6 +34,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
+from zephon._arrow import string_array
 from zephon.errors import DataError
 
 __all__ = ["DemoCorpus", "build_corpus", "build_demo", "grow", "train_tokenizer", "write_recipe"]
@@ -426,8 +427,8 @@ def _write_parquet(folder: Path, rows: Sequence[_Row], shards: int) -> None:
     for number, part in enumerate(parts):
         table = pa.table(
             {
-                "text": pa.array([row["text"] for row in part], pa.large_string()),
-                "path": pa.array([row["path"] for row in part], pa.string()),
+                "text": string_array([row["text"] for row in part], pa.large_string()),
+                "path": string_array([row["path"] for row in part]),
             }
         )
         file = folder / f"{folder.name}-{number:05d}-of-{len(parts):05d}.parquet"

@@ -25,7 +25,6 @@ from typing import IO, Any
 from ..errors import CheckpointError, DataError, ZephonError
 from ..options import CacheOptions
 from ..recipe import DataRecipe
-from . import leave_out_pandas
 from .source import check_step_share, open_pipeline
 
 __all__ = ["Job", "write_state"]
@@ -178,7 +177,6 @@ def run(job: Job, parent: _Parent) -> None:
 
 def main() -> int:
     """Do the job on stdin; gives the exit code."""
-    leave_out_pandas()
     # Whatever a library prints must not get between the messages.
     messages = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
