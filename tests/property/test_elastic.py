@@ -172,7 +172,7 @@ def test_a_state_taken_inside_a_step_goes_on_exactly_on_the_same_topology(tiny_t
         assert a.digests == b.digests and a.sequence_numbers.tolist() == b.sequence_numbers.tolist()
 
 
-@few
+@settings(few, max_examples=12)
 @given(sources(repeat=False), shapes(), st.data())
 def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_tokenizer, source, shape, data):
     """Groups are stepped in lockstep, as ranks of a job are; the flag is combined by hand."""

@@ -214,6 +214,7 @@ def test_a_difference_on_the_probes_alone_is_enough(tmp_path: Path, caplog: pyte
 
 
 def test_a_missing_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("zephon.tokenizer.tokenizer._CHOICES_KEPT", 0)
     monkeypatch.setitem(__import__("sys").modules, "fastokens", None)
     assert load_tokenizer(save(tmp_path, gpt2())).backend == "gigatoken"
     monkeypatch.setitem(__import__("sys").modules, "gigatoken.gigatoken_rs", None)

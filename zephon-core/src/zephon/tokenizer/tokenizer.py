@@ -4,6 +4,7 @@ import logging
 import os
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -17,9 +18,9 @@ from zephon._arrow import int64_array
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded, TokenizersBackend
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut
-from zephon.tokenizer.definition import TokenizerDefinition, read_definition
+from zephon.tokenizer.definition import TokenizerDefinition, Tree, read_definition
 from zephon.tokenizer.load import find_tokenizer
-from zephon.tokenizer.selfcheck import FAST, Answers, examine, first_fit, load_reference
+from zephon.tokenizer.selfcheck import FAST, Answers, Examined, examine, first_fit, load_reference
 
 SAMPLE_BYTES = 128 << 10  # of the user's documents; the reference needs about 20 ms for them
 
@@ -42,11 +43,7 @@ def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto
     started = time.perf_counter()
     definition, tree = read_definition(find_tokenizer(tokenizer_id))
     names = FAST if backend == "auto" else [name for name in FAST if name == backend]
-    # The reference answers the probes while the first candidate loads, most of which is outside the GIL.
-    with ThreadPoolExecutor(1, thread_name_prefix="zephon-tokenizer") as helper:
-        examined = helper.submit(examine, definition, tree)
-        chosen, refusals = first_fit(definition, tree, names, lambda: [examined.result().probes])
-        known = examined.result()
+    chosen, refusals, known = _chosen(definition, tree, names)
     if chosen is None and names and backend != "auto":
         raise TokenizerError(
             f"tokenizer backend {backend!r} is not fit for {definition.label!r} ({refusals[0]}); use backend 'auto'"
@@ -64,6 +61,32 @@ def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto
         f"; passed over {'; '.join(refusals)}" if refusals else "",
     )
     return Tokenizer(definition, insisted=backend != "auto", keep_space=known.keep_space, runtime=runtime)
+
+
+_Choice = tuple[Backend | None, list[str], Examined]
+
+# A training job builds a pipeline to train and others to validate, with one tokenizer: the checks need not run again.
+_choices: OrderedDict[tuple[object, ...], _Choice] = OrderedDict()
+_CHOICES_KEPT = 2
+
+
+def _chosen(definition: TokenizerDefinition, tree: Tree, names: Sequence[str]) -> _Choice:
+    """The first library of `names` that is fit, why those before it are not, and what the reference says."""
+    key = (os.getpid(), definition.json, definition.encoder_json, definition.bos_id, definition.eos_id, *names)
+    with _building:
+        if key in _choices:
+            _choices.move_to_end(key)
+            return _choices[key]
+    # The reference answers the probes while the first candidate loads, most of which is outside the GIL.
+    with ThreadPoolExecutor(1, thread_name_prefix="zephon-tokenizer") as helper:
+        examined = helper.submit(examine, definition, tree)
+        chosen, refusals = first_fit(definition, tree, names, lambda: [examined.result().probes])
+        known = examined.result()
+    with _building:
+        _choices[key] = chosen, refusals, known
+        while len(_choices) > _CHOICES_KEPT:
+            _choices.popitem(last=False)
+    return chosen, refusals, known
 
 
 @dataclass
