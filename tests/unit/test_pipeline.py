@@ -1,8 +1,12 @@
 """Building and using a pipeline: what it offers, and what it says to those who get it wrong."""
 
+import contextlib
 import gc
 import json
 import logging
+import multiprocessing
+import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -379,3 +383,55 @@ print(sorted({"pandas", "torch"} & set(sys.modules)))
             [sys.executable, "-c", program, tmp_path, tiny_tokenizer], capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == "[]"
+
+
+def test_a_failure_inside_a_batch_loses_no_record(tmp_path, tiny_tokenizer):
+    calls = []
+
+    def flag(has_record):
+        calls.append(has_record)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return has_record
+
+    def build(**options):
+        return pipeline_of(tiny_tokenizer, repeat=False, microbatch=6, options={"canonical_replicas": 2, **options})
+
+    wanted = [batch.digests for batch in build(global_batch=4)]
+    interrupted = build(global_batch=4, combine_flag=flag)  # microbatches of 6 records span steps of 4
+    got = []
+    for _ in range(2):
+        with contextlib.suppress(KeyboardInterrupt):
+            for batch in interrupted:
+                got.append(batch.digests)
+    assert got == wanted and len(calls) > 4
+
+
+def test_a_pipeline_goes_on_in_a_forked_process_and_travels_by_pickle(tiny_tokenizer):
+    pipeline = pipeline_of(tiny_tokenizer, runner="threads")
+    stream = iter(pipeline)
+    for _ in range(3):
+        next(stream)
+    context = multiprocessing.get_context("fork")
+    receive, send = context.Pipe(duplex=False)
+
+    def child():
+        batch = next(iter(pipeline))
+        try:
+            next(stream)
+            told = "no error"
+        except PipelineError as error:
+            told = str(error)
+        send.send((batch.digests, told))
+        os._exit(0)
+
+    process = context.Process(target=child)
+    process.start()
+    assert receive.poll(60)
+    digests, told = receive.recv()
+    process.join()
+    pickled = pickle.loads(pickle.dumps(pipeline))
+    assert next(iter(pickled)).digests == digests == next(stream).digests
+    assert "parent process" in told
+    pickled.close()
+    pipeline.close()

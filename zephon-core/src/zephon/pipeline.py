@@ -213,6 +213,9 @@ class Pipeline:
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
+        if self._stream and self._stream.process != os.getpid():
+            # A fork copies no threads, and locks as they stood: begin again from the same place with nothing shared.
+            self._position, self._stream, self._compiled = self._place(), None, None
         if self._stream and (self._stream.finished or self._stream.failed):
             self._position = None if self._stream.finished else self._place()
             self._stream = None
@@ -360,6 +363,13 @@ class Pipeline:
             self._position = self._place()
             self._stream.close()
             self._stream = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The description and the place in the stream; what runs is made again where it is needed."""
+        state = self.__dict__.copy()
+        position = self._place() if self._stream and not self._stream.finished else self._position
+        state.update(_compiled=None, _stream=None, _position=position)
+        return state
 
     # Inside
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -12,6 +13,7 @@ import numpy as np
 from .batch import SampleBatch
 from .compiled import Compiled
 from .engine import Ahead, Totals
+from .errors import PipelineError
 from .flush_index import FlushIndexWriter
 from .ledger import LedgerWriter
 from .records import RecordBlock
@@ -50,6 +52,7 @@ class BatchStream:
         """Records of this group handed out or left out on purpose since the start of the run."""
         self.finished = False
         self.failed = False
+        self.process = os.getpid()
         self._compiled = compiled
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, self._pass_over = divmod(cursor, topology.width)
@@ -74,11 +77,16 @@ class BatchStream:
     def __next__(self) -> SampleBatch:
         if self.finished:
             raise StopIteration
+        if self.process != os.getpid():
+            raise PipelineError("this iterator was begun in the parent process; call iter(pipeline) in this one.")
+        before = self.cursor
         try:
             batch = self._next_batch()
             if batch is not None and self._ledger:
                 self._ledger.write(batch)
         except BaseException:
+            # Nothing of an unfinished batch has been handed out.
+            self.cursor = before
             self.failed = True
             self.close()
             raise
