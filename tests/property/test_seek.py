@@ -76,7 +76,7 @@ def test_a_damaged_index_entry_is_passed_over_and_a_foreign_index_refused(tmp_pa
         ({}, "either step or sequence_number"),
         ({"step": 1, "sequence_number": 8}, "either step or sequence_number"),
         ({"sequence_number": 6}, "multiple of 4"),
-        ({"sequence_number": -4}, "from 0"),
+        ({"sequence_number": -4}, "at least 0"),
         ({"step": "one"}, "step is 'one'"),
         ({"step": 1, "global_batch": 6}, "global batch of 6"),
     ],
@@ -178,7 +178,10 @@ def test_the_first_difference_of_two_runs_is_named(tmp_path, tiny_tokenizer):
 def test_ledgers_that_cannot_be_read_are_refused(tmp_path, tiny_tokenizer):
     with pytest.raises(DataError, match="holds no ledger"):
         read_ledger(tmp_path)
-    (tmp_path / "x.ledger").write_bytes(b"nonsense")
+    (tmp_path / "x.ledger").write_bytes(b"")
+    with pytest.raises(DataError, match="are empty"):
+        read_ledger(tmp_path)
+    (tmp_path / "x.ledger").write_bytes(b"nonsense" * 100)
     with pytest.raises(DataError, match="header cannot be read"):
         read_ledger(tmp_path)
     consume(tiny_tokenizer, tmp_path / "a", 1, 2)

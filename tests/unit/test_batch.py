@@ -132,6 +132,12 @@ def test_padding_is_masked_everywhere(tiny_tokenizer):
         ({"exclude_fields": ["tokens"]}, "no field 'tokens'"),
         ({"rename_fields": {"input_ids": "labels"}}, "one name to two fields"),
         ({"dtype": "uint32", "eos_mask_loss": True}, "ignore_index -100 does not fit"),
+        ({"dtype": ">i8"}, "an integer type of at least 32 bits"),
+        ({"ignore_index": None}, "ignore_index is None"),
+        ({"ignore_index": 1.5}, "ignore_index is 1.5"),
+        ({"ignore_index": 2**70}, "does not fit"),
+        ({"eos_mask_loss": True, "eos_token_id": "x"}, "eos_token_id is 'x'"),
+        ({"eos_mask_loss": True, "eos_token_id": -5}, "eos_token_id is -5"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(two_documents, options, text):

@@ -313,7 +313,7 @@ def test_all_other_keys_decide_the_data(change: dict[str, object]) -> None:
         ("seed", "true", 'key "seed" is true; expected an integer'),
         ("seed", "-1", 'key "seed" is -1; expected an integer from 0'),
         ("seed", "1.0", 'key "seed" is 1.0; expected an integer'),
-        ("chunk_size", "0", 'key "chunk_size" is 0; expected an integer from 1 to 2147483647.'),
+        ("chunk_size", "0", 'key "chunk_size" is 0; expected an integer from 1 to 1048576.'),
         ("chunk_size", "[1, 2]", 'key "chunk_size" is a list of 2; expected'),
         ("repeat", "1", 'key "repeat" is 1; expected true or false.'),
         ("token_estimation", '"yes"', 'key "token_estimation" is "yes"; expected true or false.'),

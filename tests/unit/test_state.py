@@ -8,6 +8,7 @@ import pytest
 
 from zephon import CheckpointError, Pipeline, merge_checkpoints
 from zephon.io import Dataset
+from zephon.state import _checksum
 from zephon.work import StaticMixtureWorkSource
 
 WORDS = [f"document {i} has some words in it" for i in range(300)]
@@ -40,10 +41,14 @@ def states(tiny_tokenizer):
     return [advanced(build(tiny_tokenizer, groups=2, group=g), 10).checkpoint() for g in range(2)]
 
 
+def sealed(state):
+    """A state made by hand: its checksum is right, whatever it says."""
+    content = {key: value for key, value in state.items() if key != "checksum"}
+    return {**content, "checksum": _checksum(content)}
+
+
 def edited(state, **changes):
-    new = copy.deepcopy(state)
-    new.update(changes)
-    return new
+    return sealed({**copy.deepcopy(state), **changes})
 
 
 def test_a_state_is_json_and_its_size_does_not_grow(tiny_tokenizer):
@@ -76,8 +81,14 @@ def test_taking_a_state_is_quick(tiny_tokenizer):
         (lambda s: {}, "no state of a pipeline"),
         (lambda s: {"epoch": 3}, "no state of a pipeline"),
         (lambda s: edited(s, zephon=99), "has version 99"),
-        (lambda s: {k: v for k, v in s.items() if k != "lanes"}, '"lanes" is missing'),
-        (lambda s: {k: v for k, v in s.items() if k != "rounds"}, '"rounds" is None'),
+        (lambda s: {**s, "rounds": 4}, "damaged or was edited"),
+        (lambda s: {**s, "lanes": {**s["lanes"], "0": [0, 0, 0, 0, 1, 0]}}, "damaged or was edited"),
+        (lambda s: {k: v for k, v in s.items() if k != "checksum"}, "damaged or was edited"),
+        (lambda s: {**s, "fingerprint": {1: 2, "a": 3}}, "damaged or was edited"),
+        (lambda s: {**s, "fingerprint": {"a": {1, 2}}}, "damaged or was edited"),
+        (lambda s: edited(s, zephon=True), "has version True"),
+        (lambda s: sealed({k: v for k, v in s.items() if k != "lanes"}), '"lanes" is missing'),
+        (lambda s: sealed({k: v for k, v in s.items() if k != "rounds"}), '"rounds" is None'),
         (lambda s: edited(s, rounds=-1), '"rounds" is -1'),
         (lambda s: edited(s, rounds=True), '"rounds" is True'),
         (lambda s: edited(s, rounds="5"), '"rounds" is 5'),
@@ -88,7 +99,9 @@ def test_taking_a_state_is_quick(tiny_tokenizer):
         (lambda s: edited(s, lanes={"0": [0, 10**6, 0, 0, 0, 0]}), "after the 5 rounds"),
         (lambda s: edited(s, lanes={"77": [0] * 6}), "'77' is no lane"),
         (lambda s: edited(s, lanes={"../x": [0] * 6}), "is no lane"),
-        (lambda s: edited(s, tokens_per_row={"d": "many"}), "tokens_per_row"),
+        (lambda s: edited(s, tokens_per_row=["many"]), "tokens_per_row"),
+        (lambda s: edited(s, tokens_per_row=[1.0, 2.0]), "tokens_per_row"),
+        (lambda s: edited(s, lanes={"0" * 5000: [0] * 6}), "is no lane"),
         (lambda s: edited(s, fingerprint=[1]), "fingerprint"),
         (lambda s: edited(s, skipped=[[5, 2]]), "skipped"),
     ],
@@ -114,6 +127,7 @@ def test_a_missing_lane_is_named(tiny_tokenizer, states):
 def test_two_different_states_for_one_lane_are_refused(tiny_tokenizer, states):
     other = copy.deepcopy(states[0])
     other["lanes"]["1"][4] += 1
+    other = sealed(other)
     with pytest.raises(CheckpointError, match="says lane 1 is at"):
         merge_checkpoints([states[0], other])
     merge_checkpoints([states[0], copy.deepcopy(states[0]), states[1]])
@@ -184,3 +198,53 @@ def test_the_topology_error_of_another_number_of_lanes(tiny_tokenizer, states):
         build(tiny_tokenizer, lanes=8, global_batch=8).restore(states)
     with pytest.raises(CheckpointError, match="4 lanes"):
         build(tiny_tokenizer, lanes=8, global_batch=8).restore(states, allow_changes=["canonical_replicas"])
+
+
+def test_a_state_of_many_datasets_stays_small_and_still_names_what_changed(tmp_path, tiny_tokenizer):
+    def many(grown=None):
+        for d in range(24):
+            (tmp_path / f"corpus-{d}").mkdir(exist_ok=True)
+            for shard in range(2 + (d == grown)):
+                line = json.dumps({"text": f"text {d} {shard}"})
+                (tmp_path / f"corpus-{d}" / f"{shard}.jsonl").write_text(line + "\n")
+        datasets = [Dataset.from_path(f"corpus-{d}", tmp_path / f"corpus-{d}") for d in range(24)]
+        pipeline = Pipeline(StaticMixtureWorkSource(datasets=datasets)).options(runner="inline")
+        return pipeline.tokenize(tiny_tokenizer).pack_flat(8).batch(1)
+
+    state = advanced(many(), 3).checkpoint()
+    assert len(json.dumps(state)) <= 4096 + 64
+    many().restore(json.loads(json.dumps(state)))
+    with pytest.raises(CheckpointError, match=r"dataset corpus-7: has grown from 2 shards \(2 rows\) to 3"):
+        many(grown=7).restore(state)
+
+
+def test_the_states_of_all_ranks_may_be_given_inside_a_round_too(tiny_tokenizer):
+    running = [advanced(build(tiny_tokenizer, groups=2, group=g), 9) for g in range(2)]
+    inside = [pipeline.checkpoint() for pipeline in running]
+    for group, pipeline in enumerate(running):
+        resumed = build(tiny_tokenizer, groups=2, group=group).restore(inside)
+        assert next(iter(resumed)).digests == next(iter(pipeline)).digests
+
+
+@pytest.mark.parametrize("runner", ["threads", "inline"])
+def test_what_happens_inside_a_loop_takes_effect_in_the_loop(tiny_tokenizer, runner):
+    pipeline = build(tiny_tokenizer, runner=runner)
+    reference = [batch.digests for _, batch in zip(range(100), build(tiny_tokenizer), strict=False)]
+    seen, state = [], None
+    for n, batch in enumerate(pipeline):
+        seen.append(int(batch.sequence_numbers[0]))
+        assert batch.digests == reference[seen[-1]]
+        if n == 4:
+            pipeline.skip(3, 5)  # records 12 to 19
+        if n == 13:
+            state = pipeline.checkpoint()
+            pipeline.close()
+        if n == 16:
+            pipeline.seek(step=2)
+        if n == 20:
+            pipeline.restore(state)
+        if n == 24:
+            break
+    assert seen == [*range(12), *range(20, 25), *range(8, 12), *range(22, 26)]
+    assert (pipeline.checkpoint()["rounds"], pipeline.checkpoint()["extra"]) == (6, 2)
+    pipeline.close()

@@ -17,6 +17,7 @@ from .records import RecordBlock
 
 __all__ = ["BatchInfo", "SampleBatch", "combine_digests"]
 
+DEFAULT_IGNORE_INDEX = -100
 FIELDS = (
     "input_ids",
     "labels",
@@ -143,7 +144,7 @@ class SampleBatch:
         *,
         dtype: Any = "int64",
         return_labels: bool = True,
-        ignore_index: int = -100,
+        ignore_index: int = DEFAULT_IGNORE_INDEX,
         eos_mask_loss: bool = False,
         eos_token_id: int | None = None,
         return_loss_mask: bool = False,
@@ -192,6 +193,15 @@ class SampleBatch:
         numpy_dtype = _numpy_dtype(dtype)
         if position_mode not in ("preserve", "sequence", None):
             raise PipelineError(f'position_mode is {position_mode!r}; "preserve", "sequence" or None is needed.')
+        exclude_fields = () if exclude_fields is None else exclude_fields
+        for what, value in (("ignore_index", ignore_index), ("eos_token_id", eos_token_id)):
+            if (what, value) != ("eos_token_id", None) and (isinstance(value, bool) or not isinstance(value, int)):
+                raise PipelineError(f"{what} is {value!r}; a whole number is needed.")
+        if eos_token_id is not None and not 0 <= eos_token_id < 1 << 32:
+            raise PipelineError(f"eos_token_id is {eos_token_id}; the id of a token is needed.")
+        fits = np.iinfo(numpy_dtype).min <= ignore_index <= np.iinfo(numpy_dtype).max
+        if return_labels and not fits and (eos_mask_loss or ignore_index != DEFAULT_IGNORE_INDEX):
+            raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {numpy_dtype}.")
         for name in [*(rename_fields or ()), *exclude_fields]:
             if name not in FIELDS:
                 raise PipelineError(f"there is no field {name!r} to rename or exclude; the fields are {list(FIELDS)}.")
@@ -212,7 +222,7 @@ class SampleBatch:
         if return_labels:
             fields["labels"] = labels.astype(numpy_dtype, copy=ignored is not None)
             if ignored is not None:
-                if np.iinfo(numpy_dtype).min > ignore_index or np.iinfo(numpy_dtype).max < ignore_index:
+                if not fits:
                     raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {numpy_dtype}.")
                 fields["labels"][ignored] = ignore_index
         if position_mode == "sequence":
@@ -287,7 +297,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
         found = np.dtype(name if not isinstance(dtype, type | np.dtype) else dtype)
     except TypeError:
         found = np.dtype(object)
-    if found.kind not in "iu" or found.itemsize < 4:
+    if found.kind not in "iu" or found.itemsize < 4 or not found.isnative:
         raise PipelineError(f"dtype is {dtype!r}; an integer type of at least 32 bits is needed.")
     return found
 

@@ -32,6 +32,7 @@ __all__ = ["Compiled", "Operators", "compile_pipeline"]
 _LEAST_ROW_BYTES = 64.0
 _SAMPLE_ROWS = 64
 _SAMPLE_BYTES = 256 << 10
+_DATASETS_IN_DETAIL = 12  # with more of them a state would outgrow its 4 KB
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,18 +127,21 @@ class Compiled:
 
     def explain_growth(self, name: str, was: Any) -> str | None:
         """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
-        for dataset in self.datasets:
-            catalog = dataset.catalog
-            if name != f"dataset {dataset.name}" or not isinstance(was, Mapping):
+        column = self.operators.tokenize.field
+        for dataset, given, share in zip(self.datasets, self.source.datasets, self.source.shares.values(), strict=True):
+            if name != f"dataset {dataset.name}":
                 continue
-            before, now = was.get("shards"), catalog.n_shards
-            if not isinstance(before, int) or not 0 < before < now:
+            brief, catalog = isinstance(was, str), dataset.catalog
+            told = was.split("/")[0] if isinstance(was, str) else was.get("shards") if isinstance(was, Mapping) else 0
+            if not str(told).isdecimal() or not 0 < int(str(told)) < catalog.n_shards:
                 continue
-            if {**self.fingerprint[name], **_content(catalog, before)} == was:
+            before, now = int(str(told)), catalog.n_shards
+            if _content(catalog, before, given.text_field or column, share, brief) == was:
                 new = [str(shard) for shard in catalog.shard_names[before : before + 3]]
+                rows = int(catalog.group_rows[catalog.group_shard < before].sum())
                 more = ", ..." if now - before > 3 else ""
                 return (
-                    f"has grown from {before} shards ({was['rows']} rows) to {now} ({catalog.rows} rows); "
+                    f"has grown from {before} shards ({rows} rows) to {now} ({catalog.rows} rows); "
                     f"new: {', '.join(new)}{more}"
                 )
         return None
@@ -156,6 +160,12 @@ def compile_pipeline(
     """Open the datasets, load the tokenizer, measure token ratios (unless given) and plan the run."""
     lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
     topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
+    if not source.repeat and topology.dp_degree > 1 and options.combine_flag is None:
+        raise PipelineError(
+            f"the data ends (repeat is off) and there are {topology.dp_degree} data-parallel groups, whose lanes end "
+            "at different steps; pass options(combine_flag=...), a function that tells whether any rank called it "
+            "with True."
+        )
     cache_options = CacheOptions.from_io_options(options.io_options)
     cache = DecodeCache(cache_options.memory_bytes)
     field = operators.tokenize.field
@@ -238,9 +248,9 @@ def _measure(
     worker: TokenizeWorker,
 ) -> dict[str, float]:
     """Tokens per row by dataset name; with one dataset nothing depends on it, so nothing is measured."""
-    if source.token_estimation is None or len(datasets) == 1:
+    if source.estimation is None or len(datasets) == 1:
         return dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
-    estimation, seed = source.token_estimation, source.seed
+    estimation, seed = source.estimation, source.seed
 
     def measured(dataset: OpenDataset, column: str) -> float:
         def count(table: pa.Table) -> int:
@@ -277,30 +287,28 @@ def _fingerprint(
         "chunk_size": source.chunk_size,
         "flush_every_k_chunks": options.flush_every_k_chunks,
         "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
-        "repeat": source.repeat,
-        "drop_last": operators.batch.drop_last,
-        "token_estimation": f"sample_bytes={source.token_estimation.sample_bytes}"
-        if source.token_estimation
-        else "none",
-        "datasets": " ".join(dataset.name for dataset in datasets),
+        "end": "repeat" if source.repeat else f"drop_last={operators.batch.drop_last}",
+        "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
+        "datasets": [dataset.name for dataset in datasets],
     }
+    brief = len(datasets) > _DATASETS_IN_DETAIL
     for dataset, column, share in zip(datasets, columns, source.shares.values(), strict=True):
-        catalog = dataset.catalog
-        made[f"dataset {dataset.name}"] = {
-            **_content(catalog, catalog.n_shards),
-            "text_field": column,
-            "share": share,
-        }
+        made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, share, brief)
     return made
 
 
-def _content(catalog: Catalog, n_shards: int) -> dict[str, Any]:
-    """The first `n_shards` shards of a dataset, as a fingerprint has them."""
-    return {
+def _content(catalog: Catalog, n_shards: int, column: str, share: float, brief: bool) -> dict[str, Any] | str:
+    """A dataset as a fingerprint has it, with its first `n_shards` shards; in one word where it is to be brief."""
+    content = {
         "shards": n_shards,
         "rows": int(catalog.group_rows[catalog.group_shard < n_shards].sum()),
         "content": catalog.fingerprint_of(n_shards)[:16],
+        "text_field": column,
+        "share": share,
     }
+    if not brief:
+        return content
+    return f"{n_shards}/{content['rows']}/{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]}"
 
 
 def _explain(compiled: Compiled) -> str:
@@ -317,7 +325,7 @@ def _explain(compiled: Compiled) -> str:
         lines.append(
             f"  {dataset.name}: {share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
             f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} "
-            f"{'tokens' if source.token_estimation and len(compiled.datasets) > 1 else 'bytes'} per row"
+            f"{'tokens' if source.estimation and len(compiled.datasets) > 1 else 'bytes'} per row"
         )
     lines += [
         f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "

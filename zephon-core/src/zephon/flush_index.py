@@ -8,6 +8,7 @@ that were killed all hold, as long as the fingerprint in the header of their fil
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import zlib
@@ -19,6 +20,8 @@ from .errors import CheckpointError, DataError
 from .state import LaneStart
 
 __all__ = ["FlushIndex", "FlushIndexWriter"]
+
+_log = logging.getLogger("zephon")
 
 _HEADER_BYTES = 256
 _ENTRY = np.dtype([("numbers", "<i8", (7,)), ("crc", "<u8")])
@@ -34,6 +37,7 @@ class FlushIndexWriter:
 
     def __init__(self, folder: str | os.PathLike[str], fingerprint: str) -> None:
         path = Path(folder)
+        self._failed = False
         head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -45,9 +49,15 @@ class FlushIndexWriter:
             ) from None
 
     def write(self, lane: int, start: LaneStart) -> None:
-        """Append one window."""
+        """Append one window. A run can do without the index, so where that fails it is told once and given up."""
+        if self._failed:
+            return
         numbers = np.array([lane, *start.as_list()], dtype="<i8").tobytes()
-        self._file.write(numbers + zlib.crc32(numbers).to_bytes(8, "little"))
+        try:
+            self._file.write(numbers + zlib.crc32(numbers).to_bytes(8, "little"))
+        except OSError as error:
+            self._failed = True
+            _log.warning("the flush index %s is not kept any longer: %s", self._file.name, error.strerror)
 
     def close(self) -> None:
         """Close the file."""

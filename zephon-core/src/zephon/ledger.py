@@ -20,6 +20,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -70,16 +71,25 @@ class LedgerWriter:
         spans["sequence"] = np.repeat(batch.sequence_numbers, np.diff(block.span_offsets))
         spans["row"], spans["token"] = block.span_row, block.span_token
         spans["start"], spans["dataset"] = block.span_start, block.span_dataset
-        try:
-            self._records.write(entries.tobytes())
-            self._spans.write(spans.tobytes())
-        except OSError as error:
-            raise DataError(f"the ledger cannot be written to {self._records.name}: {error.strerror}.") from None
+        _append(self._spans, spans.tobytes())
+        _append(self._records, entries.tobytes())
 
     def close(self) -> None:
         """Close the files."""
         self._records.close()
         self._spans.close()
+
+
+def _append(file: FileIO, content: bytes) -> None:
+    """Write all of `content` or none of it."""
+    end = file.tell()
+    done = 0
+    try:
+        while done < len(content):
+            done += file.write(content[done:]) or 0
+    except OSError as error:
+        file.truncate(end)
+        raise DataError(f"the ledger cannot be written to {file.name}: {error.strerror}; free space there.") from None
 
 
 @dataclass(frozen=True)
@@ -137,12 +147,17 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     heads, records, spans = [], [], []
     for file in files:
         with open(file, "rb") as stream:
-            heads.append(_read_header(file, stream.read(_HEADER_BYTES)))
+            head = stream.read(_HEADER_BYTES)
+            if len(head) < _HEADER_BYTES:
+                continue  # a process that was killed before it had consumed anything
+            heads.append(_read_header(file, head))
             content = stream.read()
         records.append(np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD))
         other = file.with_suffix(".spans")
         content = other.read_bytes() if other.exists() else b""
         spans.append(np.frombuffer(content[: len(content) // _SPAN.itemsize * _SPAN.itemsize], dtype=_SPAN))
+    if not heads:
+        raise DataError(f"{path} holds no ledger: its *.ledger files are empty, as of processes killed at their start.")
     for key in ("lanes", "global_batch", "datasets"):
         values = {json.dumps(head.get(key)) for head in heads}
         if len(values) > 1:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .engine import RUNNERS
 from .errors import PipelineError
+from .ops.base import check_workers
 
 __all__ = ["CacheOptions", "Options", "default_cache_dir", "default_lookahead", "default_workers"]
 
@@ -59,7 +60,8 @@ class CacheOptions:
     """What is kept on this node's disk and in this process's memory.
 
     Attributes:
-        enabled: keep indexes of datasets on disk, so that a second start reads no data.
+        enabled: keep indexes of datasets on disk, so that a second start scans no data. (It still reads the few rows
+            on which the tokenizer is checked and token ratios are measured.)
         dir: the folder; by default ZEPHON_CACHE_DIR, or zephon in the user's cache folder.
         limit_bytes: most bytes that cached data may take on disk. Indexes, a few bytes per row group, do not count.
         memory_bytes: decoded data held in memory by this process.
@@ -94,10 +96,10 @@ class CacheOptions:
         made = CacheOptions(**cache)
         if not isinstance(made.enabled, bool):
             raise PipelineError(f'cache option "enabled" is {made.enabled!r}; True or False is needed.')
-        if made.dir is not None and not isinstance(made.dir, str | os.PathLike):
+        if made.dir is not None and (not isinstance(made.dir, str | os.PathLike) or not os.fspath(made.dir)):
             raise PipelineError(f'cache option "dir" is {made.dir!r}; the path of a folder is needed.')
         _whole("limit_bytes", made.limit_bytes)
-        _whole("memory_bytes", made.memory_bytes)
+        _whole("memory_bytes", 0 if made.memory_bytes is None else made.memory_bytes)
         return made
 
 
@@ -124,10 +126,12 @@ class Options:
         """These options with some changed, all checked."""
         _refuse_unknown("option", changes, [field.name for field in fields(Options)])
         made = replace(self, **changes)
-        if made.runner not in RUNNERS:
+        if not isinstance(made.runner, str) or made.runner not in RUNNERS:
             raise PipelineError(f"option runner is {made.runner!r}; this version has {sorted(RUNNERS)}.")
-        for name in ("flush_every_k_chunks", "prefetch_batches", "fetch_parallelism", "pack_parallelism"):
+        for name in ("flush_every_k_chunks", "prefetch_batches"):
             _whole(name, getattr(made, name))
+        check_workers("fetch", made.fetch_parallelism)
+        check_workers("pack", made.pack_parallelism)
         _whole("prefetch_buffer_size", made.prefetch_buffer_size)
         if made.flush_every_k_chunks is None:
             raise PipelineError("option flush_every_k_chunks is None; a whole number of at least 1 is needed.")
@@ -135,7 +139,7 @@ class Options:
             raise PipelineError(f"option combine_flag is {made.combine_flag!r}; a function of one flag is needed.")
         for name in ("ledger", "flush_index"):
             folder = getattr(made, name)
-            if folder is not None and not isinstance(folder, str | os.PathLike):
+            if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
                 raise PipelineError(f"option {name} is {folder!r}; the path of a folder is needed.")
         CacheOptions.from_io_options(made.io_options)
         return made

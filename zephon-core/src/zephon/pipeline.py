@@ -12,6 +12,7 @@ import numpy as np
 
 from .batch import SampleBatch
 from .compiled import Compiled, Operators, compile_pipeline
+from .engine import Totals
 from .errors import PipelineError
 from .flush_index import FlushIndex
 from .io import Dataset
@@ -21,16 +22,16 @@ from .recipe import DataRecipe
 from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints
 from .stream import BatchStream
 from .topology import Topology
-from .work import StaticMixtureWorkSource, TokenEstimation
+from .work import StaticMixtureWorkSource
 
-__all__ = ["Mixture", "Pipeline"]
+__all__ = ["LeftOver", "Mixture", "Pipeline"]
 
 _log = logging.getLogger("zephon")
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What one dataset was to give and has given, in this process since it began to iterate.
+    """What one dataset was to give and has given, in this process since its stream was last begun.
 
     Attributes:
         target: wanted share of tokens.
@@ -45,6 +46,19 @@ class Mixture:
     tokens: int
     rows: int
     skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """What did not come out even at the end of a finite run.
+
+    Attributes:
+        tokens: tokens that fill no record, over the lanes of this group.
+        records: records that fill no microbatch.
+    """
+
+    tokens: int
+    records: int
 
 
 class Pipeline:
@@ -67,6 +81,7 @@ class Pipeline:
         self._stream: BatchStream | None = None
         self._position: tuple[dict[int, LaneStart], int] | None = None
         self._skipped: tuple[tuple[int, int], ...] = ()
+        self._totals: Totals | None = None
 
     @staticmethod
     def from_recipe(
@@ -98,7 +113,7 @@ class Pipeline:
         source = StaticMixtureWorkSource(
             datasets=[Dataset.from_path(s.name, s.path, s.fmt, s.text_field) for s in recipe.sources],
             mixture={entry.name: entry.weight for entry in recipe.sources},
-            token_estimation=TokenEstimation() if recipe.token_estimation else None,
+            token_estimation=recipe.token_estimation,
             seed=recipe.seed,
             chunk_size=recipe.chunk_size,
             shuffle_shards=recipe.shuffle_shards,
@@ -213,22 +228,15 @@ class Pipeline:
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        if self._stream and self._stream.process != os.getpid():
-            # A fork copies no threads, and locks as they stood: begin again from the same place with nothing shared.
-            self._position, self._stream, self._compiled = self._place(), None, None
-        if self._stream and (self._stream.finished or self._stream.failed):
-            self._position = None if self._stream.finished else self._place()
-            self._stream = None
-        if self._stream is None:
-            compiled = self._compile()
-            starts, cursor = self._place()
-            self._stream = BatchStream(compiled, starts, cursor, self._skipped)
-        return self._stream
+        if self._stream and self._stream.finished:
+            self._stream = self._position = None
+        self._live_stream()
+        return _Batches(self)
 
     def mixture(self) -> dict[str, Mixture]:
-        """Target and achieved token shares by dataset, since this process began to iterate."""
+        """Target and achieved token shares by dataset, since the stream was last begun in this process."""
         compiled = self._compile()
-        totals = self._stream.totals if self._stream else None
+        totals = self._stream.totals if self._stream else self._totals
         zero = np.zeros(len(compiled.datasets), dtype=np.int64)
         tokens, rows, skipped = (totals.tokens, totals.rows, totals.skipped) if totals else (zero, zero, zero)
         made = int(tokens.sum())
@@ -238,6 +246,13 @@ class Pipeline:
             )
             for d, (name, share) in enumerate(compiled.source.shares.items())
         }
+
+    @property
+    def left_over(self) -> LeftOver | None:
+        """Once the data of a finite run has ended, what of it was not handed out by this group; None before."""
+        if not (self._stream and self._stream.finished):
+            return None
+        return LeftOver(self._stream.totals.left_out, self._stream.left_records)
 
     def checkpoint(self) -> dict[str, Any]:
         """The place in the stream after the last batch handed out, as JSON types. Does not disturb the stream."""
@@ -268,15 +283,20 @@ class Pipeline:
         Raises:
             CheckpointError: the state is damaged, incomplete or of other data. The pipeline stays as it was.
         """
-        merged = merge_checkpoints([state] if isinstance(state, Mapping) else list(state))
-        read = RunState.from_dict(merged)
+        states = [RunState.from_dict(one) for one in ([state] if isinstance(state, Mapping) else list(state))]
+        mine = [
+            s for s in states if (s.dp_degree, s.dp_group_id) == (self._options.dp_degree, self._options.dp_group_id)
+        ]
+        if mine and any(s.extra for s in states):
+            states = mine  # inside a round a group goes on from its own state only
+        read = RunState.from_dict(merge_checkpoints([s.to_dict() for s in states]))
         names = [dataset.name for dataset in self._source.datasets]
         ratios = {name: read.tokens_per_row.get(name) for name in names}
         compiled = self._compile({k: v for k, v in ratios.items() if v} if all(ratios.values()) else None)
         check_fingerprint(
             read.fingerprint,
             compiled.fingerprint,
-            allow=allow_changes,
+            allow={allow_changes} if isinstance(allow_changes, str) else allow_changes,
             where="the state was taken with other data",
             explain=compiled.explain_growth,
         )
@@ -284,7 +304,7 @@ class Pipeline:
         self.close()
         self._compiled, self._position = compiled, position
         # Ranges asked for before restoring stay; those of the run so far are added.
-        self._skipped = tuple(sorted({*self._skipped, *read.skipped}))
+        self._skipped = _joined([*self._skipped, *read.skipped])
         return self
 
     def seek(
@@ -300,25 +320,26 @@ class Pipeline:
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
             global_batch: records per step, where the options do not have it.
 
+        A run that went on over a change accepted by `allow_changes` cannot be entered this way: what lies before the
+        change is made of other data. Restore one of its states.
+
         Raises:
             PipelineError: the place is not one where all groups can start.
             CheckpointError: the flush index belongs to other data.
         """
         if (step is None) == (sequence_number is None):
             raise PipelineError("seek needs either step or sequence_number.")
-        for name, value in (("step", step), ("sequence_number", sequence_number)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise PipelineError(f"seek {name} is {value!r}; a whole number of at least 0 is needed.")
+        step, sequence_number = _count("seek step", step), _count("seek sequence_number", sequence_number)
         compiled = self._compile()
         lanes = compiled.topology.lanes
         if step is not None:
-            batch = global_batch or self._options.global_batch
+            batch = self._options.global_batch if global_batch is None else global_batch
             if batch is None:
                 raise PipelineError("seek(step=...) needs the number of records per step: pass global_batch.")
             Topology(lanes, global_batch=batch)
             sequence_number = step * batch
         assert sequence_number is not None
-        if sequence_number < 0 or sequence_number % lanes:
+        if sequence_number % lanes:
             raise PipelineError(
                 f"seek is asked for record {sequence_number}; with {lanes} lanes a round starts at every multiple of "
                 f"{lanes}, from 0."
@@ -341,6 +362,7 @@ class Pipeline:
         Raises:
             PipelineError: the range is empty or has been entered.
         """
+        first, last = _count("first_step", first_step), _count("last_step", last_step)
         compiled = self._compile()
         per_step = compiled.topology.rounds_per_step
         if per_step is None:
@@ -348,19 +370,20 @@ class Pipeline:
                 "skip counts steps, so it needs the number of records per step: options(global_batch=...)."
             )
         reached = -(-self._place()[1] // (compiled.topology.width * per_step))
-        if not reached <= first_step < last_step:
+        if first is None or last is None or not reached <= first < last:
             raise PipelineError(
                 f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
                 "second number must be above the first."
             )
         self.close()
-        self._skipped = tuple(sorted({*self._skipped, (first_step * per_step, last_step * per_step)}))
+        self._skipped = _joined([*self._skipped, (first * per_step, last * per_step)])
         return self
 
     def close(self) -> None:
-        """End the threads of the stream; iterating again goes on where it stopped."""
+        """End the threads of the stream; iterating again goes on where it stopped, or starts over after the end."""
         if self._stream:
-            self._position = self._place()
+            self._position = None if self._stream.finished else self._place()
+            self._totals = self._stream.totals
             self._stream.close()
             self._stream = None
 
@@ -372,6 +395,20 @@ class Pipeline:
         return state
 
     # Inside
+
+    def _live_stream(self) -> BatchStream:
+        """The stream that goes on from the pipeline's place, begun if there is none."""
+        stream = self._stream
+        if stream and stream.process != os.getpid():
+            # A fork copies no threads, and locks as they stood: begin again from the same place with nothing shared.
+            self._position, self._stream, self._compiled = self._place(), None, None
+        elif stream and stream.failed:
+            self._position, self._stream = self._place(), None
+        if self._stream is None:
+            compiled = self._compile()
+            starts, cursor = self._place()
+            self._stream = BatchStream(compiled, starts, cursor, self._skipped)
+        return self._stream
 
     def _with(self, operator: Any) -> Pipeline:
         new = self._derive()
@@ -402,6 +439,44 @@ class Pipeline:
             self._compiled = compiled
             _log.info("pipeline ready\n%s", compiled.explain())
         return self._compiled
+
+
+class _Batches:
+    """Iterates over a pipeline from wherever it stands, so that `skip`, `seek` and `restore` work inside a loop."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self._ended = False
+
+    def __iter__(self) -> Iterator[SampleBatch]:
+        return self
+
+    def __next__(self) -> SampleBatch:
+        if self._ended:
+            raise StopIteration
+        try:
+            return next(self._pipeline._live_stream())
+        except StopIteration:
+            self._ended = True
+            raise
+
+
+def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same numbers in as few ranges [first, last) as possible, ascending."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return tuple(joined)
+
+
+def _count(name: str, value: Any) -> int | None:
+    """`value` as a whole number from 0, or None as it is."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0):
+        raise PipelineError(f"{name} is {value!r}; a whole number of at least 0 is needed.")
+    return None if value is None else int(value)
 
 
 def _unless_auto(value: Any) -> Any:

@@ -109,7 +109,7 @@ class DataRecipe:
     """Most bytes that `cache_dir` may hold; None is no limit."""
     seed: int = _key(Integer(0, MAX_INT64), 0, decides_data=True)
     """Seed of every permutation of the run."""
-    chunk_size: int = _key(Integer(1), 16384, decides_data=True)
+    chunk_size: int = _key(Integer(1, 1 << 20), 16384, decides_data=True)
     """Documents per chunk of a lane: the unit of fetching, and in which the mixture holds."""
     shuffle_shards: bool = _key(Flag(), True, decides_data=True)
     """Permute the segments of a dataset in each epoch."""
@@ -127,7 +127,7 @@ class DataRecipe:
     """Records that are shuffled together after packing, for the whole job."""
     repeat: bool = _key(Flag(), True, decides_data=True)
     """Go on with the next epoch of a dataset that is used up."""
-    canonical_replicas: int | str = _key(Integer(1, 1 << 20, words=("auto",)), "auto", decides_data=True)
+    canonical_replicas: int | str = _key(Integer(1, 1 << 16, words=("auto",)), "auto", decides_data=True)
     """Number of lanes, fixed for the life of a run; data-parallel degrees must divide it."""
     tokenize_parallelism: int | str = _key(Integer(1, 1024, words=("auto",)), "auto", decides_data=False)
     """Blocks that are tokenized at the same time."""
@@ -162,6 +162,8 @@ class DataRecipe:
         Raises: `RecipeError` where the file is missing, larger than 1 MiB, not UTF-8 or not TOML (with the line), or
         anything in it is unknown, of the wrong type or out of range.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise RecipeError(f"the recipe is {path!r}, but must be the path of a TOML file")
         where = clip(os.fspath(path), 4096)
         data = _parse_toml(_read(path, where), where)
         return cls.from_dict(data, base=os.path.dirname(os.path.abspath(path)), where=where)

@@ -7,12 +7,14 @@ that it owns, so the number of groups may change wherever all groups stand at th
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import CheckpointError
-from .topology import Topology
+from .topology import MAX_LANES, Topology
 
 __all__ = ["SCHEMA_VERSION", "STREAM_VERSION", "LaneStart", "RunState", "check_fingerprint", "merge_checkpoints"]
 
@@ -23,7 +25,6 @@ STREAM_VERSION = 1
 """Raised by every change that alters any stream of records for the same recipe, seed and data."""
 
 _MAX = 1 << 62
-_MAX_LANES = 1 << 20
 _MAX_FINGERPRINT = 100_000
 
 
@@ -77,8 +78,8 @@ class RunState:
     skipped: Sequence[tuple[int, int]] = field(default_factory=tuple)
 
     def to_dict(self) -> dict[str, Any]:
-        """As JSON types."""
-        return {
+        """As JSON types, with a checksum over all of them."""
+        content: dict[str, Any] = {
             "zephon": SCHEMA_VERSION,
             "fingerprint": dict(self.fingerprint),
             "tokens_per_row": dict(self.tokens_per_row),
@@ -90,6 +91,7 @@ class RunState:
             "skipped": [list(pair) for pair in self.skipped],
             "lanes": {str(lane): start.as_list() for lane, start in sorted(self.lanes.items())},
         }
+        return {**content, "checksum": _checksum(content)}
 
     @staticmethod
     def from_dict(data: Any) -> RunState:
@@ -102,18 +104,23 @@ class RunState:
             raise CheckpointError(f"a state is a dict made by Pipeline.checkpoint(); this is a {type(data).__name__}.")
         if "zephon" not in data:
             raise CheckpointError('this dict is no state of a pipeline: it lacks the key "zephon" with the version.')
-        if data["zephon"] != SCHEMA_VERSION:
+        if data["zephon"] != SCHEMA_VERSION or isinstance(data["zephon"], bool):
             raise CheckpointError(
                 f"the state has version {data['zephon']!r}, this library reads version {SCHEMA_VERSION}; "
                 "restore it with the version of zephon-core that wrote it."
             )
-        lanes_total = _number(data, "lanes_total", 1, _MAX_LANES)
+        if data.get("checksum") != _checksum({key: value for key, value in data.items() if key != "checksum"}):
+            raise CheckpointError(
+                "the state is damaged or was edited: its content does not match its checksum; take another one."
+            )
+        lanes_total = _number(data, "lanes_total", 1, MAX_LANES)
         lanes_data = data.get("lanes")
         if not isinstance(lanes_data, Mapping):
             raise CheckpointError('the state is damaged: "lanes" is missing or no dict.')
         lanes = {}
+        known = {str(lane) for lane in range(lanes_total)}
         for key, value in lanes_data.items():
-            if not (isinstance(key, str) and key.isascii() and key.isdigit() and int(key[:9]) < lanes_total):
+            if key not in known:
                 raise CheckpointError(f"the state is damaged: {str(key)[:20]!r} is no lane of 0 to {lanes_total - 1}.")
             if not (isinstance(value, Sequence) and len(value) == 6 and all(_is_count(v) for v in value)):
                 raise CheckpointError(f"the state is damaged: lane {key} does not hold six whole numbers.")
@@ -240,17 +247,17 @@ def check_fingerprint(
     Raises:
         CheckpointError: one line per difference: what it was, what it is.
     """
-    lines = []
+    lines, names = [], []
     for name in sorted({*then, *now}):
         was, is_now = then.get(name, "absent"), now.get(name, "absent")
         if was != is_now and name not in allow:
             lines.append(f"  {name}: {explain(name, was) or _difference(was, is_now)}")
+            names.append(name)
     if lines:
-        names = ", ".join(repr(line.split(":")[0].strip()) for line in lines)
         raise CheckpointError(
             f"{where}; the data would differ:\n"
             + "\n".join(lines)
-            + f"\nTo accept this on purpose, pass allow_changes=[{names}]."
+            + f"\nTo accept this on purpose, pass allow_changes={names}."
         )
 
 
@@ -274,6 +281,15 @@ def _ranges(numbers: Sequence[int]) -> str:
         else:
             parts.append([number, number])
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+
+
+def _checksum(content: Mapping[str, Any]) -> str:
+    """SHA-256 of JSON types, shortened; anything else has a checksum that no state has."""
+    try:
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    except (TypeError, ValueError, RecursionError):
+        return "none"
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _is_count(value: Any) -> bool:

@@ -13,7 +13,6 @@ import numpy as np
 from .batch import SampleBatch
 from .compiled import Compiled
 from .engine import Ahead, Totals
-from .errors import PipelineError
 from .flush_index import FlushIndexWriter
 from .ledger import LedgerWriter
 from .records import RecordBlock
@@ -65,6 +64,7 @@ class BatchStream:
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
         self.left_records = 0
         """At the end of the data: records that fill no microbatch and were not handed out."""
+        self._reached = cursor  # within a batch not handed out yet
         self._held: deque[RecordBlock] = deque()
         self._microbatch = compiled.operators.batch.microbatch_size
         self._aligned = options.global_batch is not None or options.combine_flag is not None
@@ -77,16 +77,12 @@ class BatchStream:
     def __next__(self) -> SampleBatch:
         if self.finished:
             raise StopIteration
-        if self.process != os.getpid():
-            raise PipelineError("this iterator was begun in the parent process; call iter(pipeline) in this one.")
-        before = self.cursor
+        self._reached = self.cursor
         try:
             batch = self._next_batch()
             if batch is not None and self._ledger:
                 self._ledger.write(batch)
         except BaseException:
-            # Nothing of an unfinished batch has been handed out.
-            self.cursor = before
             self.failed = True
             self.close()
             raise
@@ -95,6 +91,7 @@ class BatchStream:
             self._report_end()
             self.close()
             raise StopIteration
+        self.cursor = self._reached
         return batch
 
     @property
@@ -138,17 +135,18 @@ class BatchStream:
             got = sum(len(part) for part in pulled)
             if self._aligned and got < room:
                 plan = self._compiled.plan
+                assert plan.finite
                 pulled.append(RecordBlock.filler(room - got, plan.pack.record_length, plan.pad_token))
                 got = room
             if not got:
                 break
             parts += pulled
-            numbers.append(topology.sequence_numbers(self.cursor, got))
-            self.cursor += got
+            numbers.append(topology.sequence_numbers(self._reached, got))
+            self._reached += got
             missing -= got
-        if missing and (not parts or self._compiled.operators.batch.drop_last):
+        # Steps that all groups have agreed on are handed out whole, in a shorter batch where it does not come out even.
+        if missing and (not parts or (self._compiled.operators.batch.drop_last and not self._aligned)):
             self.left_records = self._microbatch - missing
-            self.cursor -= self.left_records
             return None
         return SampleBatch(RecordBlock.concat(parts), np.concatenate(numbers), self._compiled.info)
 
@@ -156,10 +154,10 @@ class BatchStream:
         """How many records to take at once: not beyond the step of a finite run, nor into a range that is left out."""
         room = wanted
         for first, _ in self._skipped:
-            if self.cursor < first:
-                room = min(room, first - self.cursor)
+            if self._reached < first:
+                room = min(room, first - self._reached)
         if self._compiled.plan.finite:
-            into_step = self.cursor % self._unit
+            into_step = self._reached % self._unit
             if into_step == 0 and not self._combine(self._fetch()):
                 return 0
             room = min(room, self._unit - into_step)
@@ -168,10 +166,10 @@ class BatchStream:
     def _leave_out(self) -> None:
         """Pass over a range of rounds that the run leaves out."""
         for first, last in self._skipped:
-            if first <= self.cursor < last:
-                while self.cursor < last and (dropped := self._pull(min(last - self.cursor, _DROPPED_AT_ONCE))):
-                    self.cursor += sum(len(block) for block in dropped)
-                self.cursor = last
+            if first <= self._reached < last:
+                while self._reached < last and (dropped := self._pull(min(last - self._reached, _DROPPED_AT_ONCE))):
+                    self._reached += sum(len(block) for block in dropped)
+                self._reached = last
 
     def _pull(self, wanted: int) -> list[RecordBlock]:
         """Up to `wanted` records, fewer only at the end."""
@@ -202,7 +200,8 @@ class BatchStream:
 
     def _report_end(self) -> None:
         left = self._engine.totals.left_out
-        _log.info(
+        _log.log(
+            logging.INFO if self.cursor else logging.WARNING,
             "the data has ended after %d records of this group; left out: %d tokens that fill no record, "
             "%d records that fill no microbatch",
             self.cursor,

@@ -25,6 +25,7 @@ from .errors import TopologyError
 __all__ = ["MAX_AUTO_LANES", "Topology", "divisors", "resolve_lanes"]
 
 MAX_AUTO_LANES = 256
+MAX_LANES = 1 << 16
 
 
 def divisors(n: int) -> list[int]:
@@ -92,6 +93,8 @@ class Topology:
 
     def __post_init__(self) -> None:
         lanes = _positive("canonical_replicas", self.lanes)
+        if lanes > MAX_LANES:
+            raise TopologyError(f"canonical_replicas is {lanes}; at most {MAX_LANES} lanes are possible.")
         groups = _positive("dp_degree", self.dp_degree)
         if isinstance(self.dp_group_id, bool) or not isinstance(self.dp_group_id, int | np.integer):
             raise TopologyError(

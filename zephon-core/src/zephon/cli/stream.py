@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from ..batch import SampleBatch
 from ..errors import TopologyError
 from ..pipeline import Pipeline
 from ..recipe import DataRecipe
-from ..stream import BatchStream
 from ..topology import resolve_lanes
 from .console import LiveLine, ResultFile, make_console, print_table
 from .source import Consumed, check_step_share, open_pipeline, percent, plural
@@ -51,6 +48,8 @@ def stream(
         runner=runner,
         ledger=ledger,
         flush_index=flush_index,
+        # One rank of a finite run by itself: it ends with its own lanes.
+        combine_flag=bool if dp_degree > 1 and not read.repeat else None,
     )
     consumed = Consumed(pipeline)  # opens everything, so that errors come before files are made
     if seek_step:
@@ -93,22 +92,19 @@ class _Run:
         self._per_step = 1
         self._first_after: float | None = None
         self._begun = time.perf_counter()
-        self._stream: Iterator[SampleBatch] | None = None
-        self._ended = False
 
     def consume(self, batches: int | None, per_step: int, digests: ResultFile | None) -> None:
         """Take up to `batches` batches."""
         self._per_step = per_step
         goal = "" if batches is None else f"/{batches // per_step:,}"
         self._begun = time.perf_counter()
-        self._stream = iter(self._pipeline)
+        stream = iter(self._pipeline)
         with LiveLine(
             lambda: f"step {self._batches // per_step:,}{goal}, {self._consumed.line(self._seconds)}"
         ) as live:
             while batches is None or self._batches < batches:
-                batch = next(self._stream, None)
+                batch = next(stream, None)
                 if batch is None:
-                    self._ended = True
                     break
                 if self._first_after is None:
                     self._first_after = time.perf_counter() - self._started
@@ -152,8 +148,9 @@ class _Run:
             right="lrrrrr",
         )
         console.print("(rows are counted as they are read, ahead of the batches; skipped are those without text)")
-        if self._ended and isinstance(self._stream, BatchStream):
+        left = self._pipeline.left_over
+        if left:
             console.print(
-                f"the data has ended; left out: {plural(self._stream.totals.left_out, 'token')} that fill no record, "
-                f"{plural(self._stream.left_records, 'record')} that fill no microbatch"
+                f"the data has ended; left out: {plural(left.tokens, 'token')} that fill no record, "
+                f"{plural(left.records, 'record')} that fill no microbatch"
             )

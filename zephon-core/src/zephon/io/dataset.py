@@ -41,6 +41,8 @@ class Dataset:
             raise RecipeError(
                 f"dataset '{self.name}' needs a path or a table, not both or neither; use from_path or from_dict"
             )
+        if self.fmt is not None and not isinstance(self.fmt, str):
+            raise RecipeError(f"the format of dataset '{self.name}' is {self.fmt!r}, but must be a name or None")
         if self.fmt is not None:
             format_named(self.fmt)
         if self.text_field is not None and (not isinstance(self.text_field, str) or not self.text_field):
@@ -64,6 +66,10 @@ class Dataset:
     @classmethod
     def from_dict(cls, name: str, columns: Mapping[str, Sequence[Any]], text_field: str | None = None) -> "Dataset":
         """Documents in memory, ``{"text": ["one", "two"]}``; all columns have the same length."""
+        if isinstance(columns, Mapping):
+            for column, values in columns.items():
+                if isinstance(values, str | bytes):
+                    raise DataError(f"column '{column}' of dataset '{name}' is one text, but must be a list of them")
         try:
             table = pa.table(dict(columns))
         except (pa.ArrowException, ValueError, TypeError) as error:
@@ -76,6 +82,8 @@ class Dataset:
     @classmethod
     def from_table(cls, name: str, table: pa.Table, text_field: str | None = None) -> "Dataset":
         """An Arrow table in memory."""
+        if not isinstance(table, pa.Table):
+            raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
         return cls(name, None, None, text_field, table)
 
     def open(

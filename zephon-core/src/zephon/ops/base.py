@@ -19,9 +19,22 @@ from typing import Protocol
 
 import numpy as np
 
+from ..errors import PipelineError
 from ..records import Pointer, RecordBlock, TokenBlock
 
-__all__ = ["Job", "Ordered", "Orderer", "Packer"]
+__all__ = ["Job", "Ordered", "Orderer", "Packer", "check_workers"]
+
+MAX_WORKERS = 1024
+
+
+def check_workers(operator: str, parallelism: object) -> None:
+    """Refuse a number of workers that cannot be meant; None stands for the default."""
+    if parallelism is None:
+        return
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= MAX_WORKERS:
+        raise PipelineError(
+            f"{operator} parallelism is {parallelism!r}; a whole number from 1 to {MAX_WORKERS}, or None, is needed."
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,3 +26,5 @@ class Batch:
         size = self.microbatch_size
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise PipelineError(f"microbatch_size is {size!r}; a whole number of at least 1 is needed.")
+        if not isinstance(self.drop_last, bool):
+            raise PipelineError(f"drop_last is {self.drop_last!r}; True or False is needed.")

@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import PipelineError
 from ..records import Pointer, RecordBlock, TokenBlock
-from .base import Job
+from .base import Job, check_workers
 
 __all__ = ["PACK_ALGORITHMS", "PackFlat", "WrapPacker"]
 
@@ -36,6 +36,7 @@ class PackFlat:
     def __post_init__(self) -> None:
         if isinstance(self.max_length, bool) or not isinstance(self.max_length, int) or self.max_length < 1:
             raise PipelineError(f"pack_flat max_length is {self.max_length!r}; a whole number of at least 1 is needed.")
+        check_workers("pack_flat", self.parallelism)
         if self.algorithm not in PACK_ALGORITHMS:
             raise PipelineError(f"pack_flat algorithm is {self.algorithm!r}; this version has {list(PACK_ALGORITHMS)}.")
 

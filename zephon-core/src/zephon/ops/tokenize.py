@@ -13,6 +13,7 @@ from .._arrow import byte_lengths, int64_array, mask_of, string_array
 from ..errors import PipelineError
 from ..records import RowBlock, TokenBlock
 from ..tokenizer import Tokenizer
+from .base import check_workers
 
 __all__ = ["Tokenize", "TokenizeWorker", "add_special_tokens"]
 
@@ -38,6 +39,7 @@ class Tokenize:
     def __post_init__(self) -> None:
         if not isinstance(self.field, str) or not self.field:
             raise PipelineError(f"tokenize field is {self.field!r}; the name of a text column is needed.")
+        check_workers("tokenize", self.parallelism)
 
 
 def add_special_tokens(

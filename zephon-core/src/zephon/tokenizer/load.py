@@ -40,7 +40,7 @@ def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
     Raises:
         TokenizerError: nothing there, no tokenizer.json in it, unreadable, too large, or the hub says no.
     """
-    text = os.fspath(tokenizer_id)
+    text = os.fspath(tokenizer_id) if isinstance(tokenizer_id, str | os.PathLike) else repr(tokenizer_id)[:80] + "\0"
     if not isinstance(text, str) or not text.strip() or "\0" in text:
         raise TokenizerError(
             f"tokenizer_id is {text!r}; expected a folder with a tokenizer.json, the path of a tokenizer.json or a hub "

@@ -16,7 +16,7 @@ floor((l+e)N/L) - floor(lN/L): a closed form, so any lane position of any epoch 
 dataset has fewer rows than there are lanes. Each row is in exactly one range of each epoch, whatever L is.
 
 Within its range a lane shuffles rows inside blocks; a block covers neighbouring virtual positions, so only a few
-segments are open at a time.
+segments are open at a time. A small dataset of which a lane gets but a few rows per epoch is permuted as a whole.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from ..io import Catalog
-from .permute import derive_key, feistel, mix_key, shuffled_indices
+from .permute import derive_key, feistel, hash64, mix_key, shuffled_indices
 
 __all__ = ["DatasetOrder", "OrderOptions", "segment_starts"]
 
@@ -41,6 +41,7 @@ _SMALL_SEGMENTS_PER_LANE = 16
 _BLOCKS_KEPT_PER_LANE = 2
 # A chunk of a small dataset in a run of many lanes goes through many epochs, each with an order of its segments.
 _EPOCHS_KEPT = 64
+_TINY_ROWS_PER_LANE = 256
 _SEGMENTS_KEPT = 1 << 18
 
 _T = TypeVar("_T")
@@ -132,6 +133,10 @@ class DatasetOrder:
             self._block_rows = max(1, BLOCK_BYTES_PER_JOB // lanes // row_bytes)
         elif isinstance(block, int):
             self._block_rows = max(1, block // lanes)
+        self._shuffled = options.shuffle_shards or block != "none"
+        # Going from epoch to epoch costs something each time, which is all there is where epochs are short.
+        small = catalog.bytes <= SMALL_DATASET_BYTES
+        self._tiny = small and self.rows_total < _TINY_ROWS_PER_LANE * lanes
         self._epochs = _Kept(max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments))))
         self._blocks = _Kept(_BLOCKS_KEPT_PER_LANE * lanes)
 
@@ -141,6 +146,8 @@ class DatasetOrder:
 
     def rows(self, lane: int, start: int, stop: int) -> np.ndarray:
         """Row numbers int64[stop - start] at lane positions `start` to `stop`."""
+        if self._tiny:
+            return self._tiny_rows(lane, np.arange(start, stop, dtype=np.int64))
         out = np.empty(stop - start, dtype=np.int64)
         filled = 0
         while filled < len(out):
@@ -149,6 +156,17 @@ class DatasetOrder:
             out[filled : filled + count] = self._range_rows(lane, epoch, low, high, offset, offset + count)
             filled += count
         return out
+
+    def _tiny_rows(self, lane: int, position: np.ndarray) -> np.ndarray:
+        """`rows` where a lane has few rows of each epoch: all epochs at once, each permuted as a whole."""
+        n, lanes = self.rows_total, self._lanes
+        read = position + lane * n // lanes
+        x = ((read + 1) * lanes - 1) // n
+        virtual = read - x // lanes * n
+        if not self._shuffled:
+            return virtual
+        epoch = x - lane if self._options.reshuffle else np.zeros_like(x)
+        return feistel(hash64(self._key, epoch), n, virtual)
 
     def epoch_of(self, lane: int, position: int) -> int:
         """The epoch in which `lane` is at lane position `position`."""

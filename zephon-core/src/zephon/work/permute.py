@@ -40,11 +40,11 @@ def mix_key(key: int, *numbers: int) -> int:
     return key
 
 
-def hash64(key: int, values: np.ndarray) -> np.ndarray:
-    """uint64[n], one hash per value of `values` (any integer array)."""
+def hash64(key: int | np.ndarray, values: np.ndarray) -> np.ndarray:
+    """uint64[n], one hash per value of `values` (any integer array); `key` is one number, or uint64[n]."""
     x = values.astype(np.uint64)
     x *= np.uint64(_GAMMA)
-    x += np.uint64(key)
+    x += np.uint64(key) if isinstance(key, int) else key
     x ^= x >> np.uint64(30)
     x *= np.uint64(_M1)
     x ^= x >> np.uint64(27)
@@ -59,26 +59,27 @@ def shuffled_indices(key: int, n: int) -> np.ndarray:
     return np.argsort(hash64(key, np.arange(n, dtype=np.uint64))).astype(np.int64, copy=False)
 
 
-def feistel(key: int, n: int, index: np.ndarray) -> np.ndarray:
+def feistel(key: int | np.ndarray, n: int, index: np.ndarray) -> np.ndarray:
     """The images int64[m] of `index` int64[m] under a permutation of 0 to n - 1 fixed by `key`.
 
-    Costs the same for any `n`: no array of the whole domain is ever made.
+    With uint64[m] keys, each index goes through the permutation of its own key. Costs the same for any `n`: no array of
+    the whole domain is ever made.
     """
     half = max(1, ((n - 1).bit_length() + 1) // 2)
-    bits, mask = np.uint64(half), np.uint64((1 << half) - 1)
-    keys = [mix_key(key, r) for r in range(_FEISTEL_ROUNDS)]
+    bits, mask, limit = np.uint64(half), np.uint64((1 << half) - 1), np.uint64(n)
+    keys = key if isinstance(key, np.ndarray) else np.array([key], dtype=np.uint64)
+    round_keys = [hash64(r, keys) for r in range(_FEISTEL_ROUNDS)]
 
-    def encrypt(x: np.ndarray) -> np.ndarray:
+    def encrypt(x: np.ndarray, of: np.ndarray | slice) -> np.ndarray:
         left, right = x >> bits, x & mask
-        for round_key in keys:
-            left, right = right, left ^ (hash64(round_key, right) & mask)
+        for each in round_keys:
+            left, right = right, left ^ (hash64(each[of] if len(each) > 1 else each, right) & mask)
         return (left << bits) | right
 
-    out = encrypt(index.astype(np.uint64))
-    limit = np.uint64(n)
+    out = encrypt(index.astype(np.uint64), slice(None))
     # The network permutes up to 4n values; walking the cycle until it re-enters 0..n-1 permutes exactly those.
     outside = np.flatnonzero(out >= limit)
     while len(outside):
-        out[outside] = encrypt(out[outside])
+        out[outside] = encrypt(out[outside], outside)
         outside = outside[out[outside] >= limit]
     return out.astype(np.int64)

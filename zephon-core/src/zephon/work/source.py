@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +13,9 @@ from .mixture import Curriculum, row_weights
 from .order import DatasetOrder, OrderOptions
 from .tokens import TokenEstimation
 
-__all__ = ["StaticMixtureWorkSource"]
+__all__ = ["MAX_CHUNK_SIZE", "StaticMixtureWorkSource"]
+
+MAX_CHUNK_SIZE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class StaticMixtureWorkSource:
         datasets: at least one, names all different.
         mixture: weight of each dataset by name, finite and positive; shares of tokens are weight / sum of weights.
             None gives every dataset the same weight.
-        token_estimation: how tokens per row are measured; None takes bytes of text instead.
+        token_estimation: how tokens per row are measured; True as usual; None or False takes bytes of text instead.
         seed: keys every permutation.
         chunk_size: rows per chunk of a lane.
         shuffle_shards, shuffle_within_shard, shuffle_block_size: see `OrderOptions`.
@@ -36,7 +38,7 @@ class StaticMixtureWorkSource:
 
     datasets: Sequence[Dataset]
     mixture: Mapping[str, float] | None = None
-    token_estimation: TokenEstimation | None = TokenEstimation()
+    token_estimation: TokenEstimation | bool | None = TokenEstimation()
     seed: int = 0
     chunk_size: int = 16384
     shuffle_shards: bool = True
@@ -45,6 +47,8 @@ class StaticMixtureWorkSource:
     repeat: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.datasets, str | Dataset) or not isinstance(self.datasets, Iterable):
+            raise RecipeError(f"datasets is {self.datasets!r}; a list of zephon.io.Dataset is needed.")
         datasets = list(self.datasets)
         if not datasets:
             raise RecipeError("a work source needs at least one dataset; none is given.")
@@ -59,31 +63,49 @@ class StaticMixtureWorkSource:
             raise RecipeError(f"seed is {self.seed!r}; a whole number is needed.")
         if isinstance(self.chunk_size, bool) or not isinstance(self.chunk_size, int) or self.chunk_size < 1:
             raise RecipeError(f"chunk_size is {self.chunk_size!r}; a whole number of at least 1 is needed.")
+        if self.chunk_size > MAX_CHUNK_SIZE:
+            raise RecipeError(f"chunk_size is {self.chunk_size}; chunks of at most {MAX_CHUNK_SIZE} rows are possible.")
+        for name in ("shuffle_shards", "shuffle_within_shard", "repeat"):
+            if not isinstance(getattr(self, name), bool):
+                raise RecipeError(f"{name} is {getattr(self, name)!r}; True or False is needed.")
+        if isinstance(self.token_estimation, bool):
+            object.__setattr__(self, "token_estimation", TokenEstimation() if self.token_estimation else None)
+        elif self.token_estimation is not None and not isinstance(self.token_estimation, TokenEstimation):
+            raise RecipeError(
+                f"token_estimation is {self.token_estimation!r}; a TokenEstimation, True, False or None is needed."
+            )
         block = self.shuffle_block_size
-        if block not in ("auto", "global", "none") and (isinstance(block, bool | str) or block < 1):
+        is_rows = isinstance(block, int) and not isinstance(block, bool) and block >= 1
+        if not is_rows and not (isinstance(block, str) and block in ("auto", "global", "none")):
             raise RecipeError(
                 f'shuffle_block_size is {block!r}; "auto", "global", "none" or a number of rows above 0 is needed.'
             )
-        weights = dict(self.mixture) if self.mixture is not None else dict.fromkeys(names, 1.0)
+        if self.mixture is not None and not isinstance(self.mixture, Mapping):
+            raise RecipeError(f"mixture is {self.mixture!r}; weights by dataset name are needed.")
+        weights: dict[str, float] = dict(self.mixture) if self.mixture is not None else dict.fromkeys(names, 1.0)
         for name, weight in weights.items():
             if name not in names:
                 raise RecipeError(f'mixture names "{name}", which is not among the datasets {names}.')
-            if (
-                isinstance(weight, bool)
-                or not isinstance(weight, int | float)
-                or not math.isfinite(weight)
-                or weight <= 0
-            ):
-                raise RecipeError(f'mixture weight of "{name}" is {weight!r}; a finite number above 0 is needed.')
+            if not _is_weight(weight):
+                raise RecipeError(
+                    f'mixture weight of "{name}" is {str(weight)[:40]}; a finite number above 0 is needed.'
+                )
         missing = [name for name in names if name not in weights]
         if missing:
             raise RecipeError(f"mixture has no weight for {missing}; every dataset needs one.")
+        if not math.isfinite(sum(weights.values())):
+            raise RecipeError(f"the mixture weights {weights} are too large to be added up; make them smaller.")
         object.__setattr__(self, "datasets", tuple(datasets))
         object.__setattr__(self, "mixture", {name: float(weights[name]) for name in names})
 
     def replace(self, **changes: Any) -> StaticMixtureWorkSource:
         """The same source with some attributes changed."""
         return replace(self, **changes)
+
+    @property
+    def estimation(self) -> TokenEstimation | None:
+        """How tokens per row are measured, or None."""
+        return self.token_estimation if isinstance(self.token_estimation, TokenEstimation) else None
 
     @property
     def shares(self) -> dict[str, float]:
@@ -105,3 +127,12 @@ class StaticMixtureWorkSource:
         ]
         weights = row_weights(list(self.shares.values()), tokens_per_row)
         return Curriculum(orders, weights, lanes=lanes, chunk_size=self.chunk_size, seed=self.seed, repeat=self.repeat)
+
+
+def _is_weight(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    try:
+        return 0 < float(value) < math.inf
+    except OverflowError:
+        return False
