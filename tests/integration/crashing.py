@@ -22,6 +22,7 @@ from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
 LANES, BATCH, MICROBATCH = 8, 16, 2
+LEAST_RESUMES, LEAST_STEPS = 5, 20
 
 
 def build(folder: Path, tokenizer: Path, groups: int, group: int, ledger: Path) -> Pipeline:
@@ -76,8 +77,12 @@ def main(folder: Path, tokenizer: Path, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     topologies, resumes = [], 0
     (folder / "states").mkdir()
-    while kills > 0:
-        _, states = latest(folder)
+    # On a busy machine ranks get longer to live, so that some of them come to write a state.
+    step, patience = -1, 1.0
+    while kills > 0 or resumes < LEAST_RESUMES or step < LEAST_STEPS:
+        reached, states = latest(folder)
+        patience = max(1.0, patience * 0.8) if reached > step else min(20.0, patience * 1.5)
+        step = reached
         resumes += bool(states)
         groups = choose.choice([1, 2, 4, 8][: 3 if choose.random() < 0.8 else 4])
         topologies.append(groups)
@@ -90,7 +95,7 @@ def main(folder: Path, tokenizer: Path, kills: int, seed: int) -> None:
                 finally:
                     os._exit(70)
             children.append(child)
-        time.sleep(choose.uniform(0.05, 0.3 + 0.2 * groups))
+        time.sleep(choose.uniform(0.05, (0.3 + 0.2 * groups) * patience))
         for child in choose.sample(children, len(children)):
             os.kill(child, signal.SIGKILL)
             time.sleep(choose.choice([0, 0.02]))

@@ -32,8 +32,12 @@ def test_fifty_kills_leave_no_trace_in_the_global_batches(tmp_path, tiny_tokeniz
     )
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
-    assert sum(told["topologies"]) >= 50 and len(set(told["topologies"])) >= 3 and told["resumes"] >= 5
-    assert told["steps"] >= 20
+    assert (
+        sum(told["topologies"]) >= 50
+        and len(set(told["topologies"])) >= 3
+        and told["resumes"] >= crashing.LEAST_RESUMES
+    )
+    assert told["steps"] >= crashing.LEAST_STEPS
     # One account from all those processes: records consumed again after a kill must have been the same, or this raises.
     found = read_ledger(tmp_path / "ledger").step_digests(crashing.BATCH)
     undisturbed = crashing.build(tmp_path, tiny_tokenizer, 1, 0, tmp_path / "undisturbed")
