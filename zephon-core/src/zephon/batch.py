@@ -247,7 +247,7 @@ class SampleBatch:
         }
         if len(renamed) != len([name for name in fields if name not in exclude_fields]):
             raise PipelineError(f"rename_fields {dict(rename_fields or {})} gives one name to two fields.")
-        return renamed if as_numpy else _to_torch(renamed)
+        return renamed if as_numpy else _to_torch(renamed, block.tokens)
 
     def _starts(self, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
         """Record and place of every start among the inputs, padding counted as a document: int64[m], int32[m]."""
@@ -302,7 +302,7 @@ def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
     return found
 
 
-def _to_torch(fields: dict[str, Any]) -> dict[str, Any]:
+def _to_torch(fields: dict[str, Any], tokens: np.ndarray) -> dict[str, Any]:
     try:
         import torch
     except ImportError:
@@ -312,9 +312,8 @@ def _to_torch(fields: dict[str, Any]) -> dict[str, Any]:
     out = {}
     for name, value in fields.items():
         if isinstance(value, np.ndarray):
-            # torch wants memory it may write to; arrays that look into the batch are copied.
-            array = value if value.flags.writeable and value.flags.owndata else np.array(value)
-            out[name] = torch.from_numpy(array)
+            # A tensor may be written to, so what looks into the batch is copied.
+            out[name] = torch.from_numpy(np.array(value) if np.may_share_memory(value, tokens) else value)
         else:
             out[name] = value
     return out
