@@ -1,0 +1,173 @@
+"""TorchTitan's real Trainer, with FSDP and its distributed checkpoint, on the CPU over gloo."""
+
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+
+from zephon.ledger import compare
+
+pytest.importorskip("torchtitan")
+sys.path.insert(0, str(Path(__file__).parent))
+from torchtitan_forks import SAVED, STEPS, Titan
+
+pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def titan(tmp_path_factory):
+    made = Titan(tmp_path_factory.mktemp("titan"))
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(titan):
+    """Six steps on two ranks, saved at the third."""
+    run = titan.run("base", 2, "--metrics.enable_tensorboard")
+    assert run.ok, run.logs[0]
+    assert sorted(run.losses) == list(range(1, STEPS + 1))
+    assert sorted(titan.digests("base")) == list(range(STEPS))
+    return run
+
+
+def assert_goes_on(titan, uninterrupted, name: str, run, first: int) -> None:
+    """`run` made the steps from `first` on as the uninterrupted run did: records and losses."""
+    assert run.ok, run.logs[0]
+    assert sorted(run.losses) == list(range(first, STEPS + 1))
+    wanted = titan.digests("base")
+    assert titan.digests(name) == {step: wanted[step] for step in range(first - 1, STEPS)}
+    assert compare(titan.ledger("base"), titan.ledger(name)) is None
+    for step, loss in run.losses.items():
+        assert loss == pytest.approx(uninterrupted.losses[step], rel=1e-4)
+
+
+def test_the_loaders_metrics_are_among_torchtitans_own(titan, uninterrupted):
+    (events,) = (titan.folder / "base" / "tb").rglob("events.*")
+    content = events.read_bytes()
+    for name in (b"data_wait(s)", b"padding(%)", b"cursor", b"tokens/a", b"mixture/b", b"skipped_rows/a"):
+        assert b"zephon/" + name in content
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_a_run_of_two_ranks_goes_on_at_other_numbers_of_ranks(titan, uninterrupted, ranks):
+    if ranks == 1:  # a run of its own, from the other's checkpoint
+        path = titan.folder / "base" / "checkpoint" / f"step-{SAVED}"
+        where = [f"--checkpoint.initial_load_path={path}", "--checkpoint.no-initial_load_model_only"]
+    else:
+        titan.copy_checkpoint("base", SAVED, f"at{ranks}")
+        where = []
+    run = titan.run(f"at{ranks}", ranks, "--checkpoint.interval=4", *where)
+    assert_goes_on(titan, uninterrupted, f"at{ranks}", run, SAVED + 1)
+    if ranks == 4:  # a resume of the resume: saved by four ranks at step 4, loaded by one
+        titan.copy_checkpoint("at4", 4, "again")
+        run = titan.run("again", 1, "--checkpoint.async_mode=async")
+        assert_goes_on(titan, uninterrupted, "again", run, 5)
+
+
+def test_killed_between_saves_the_same_command_goes_on(titan, uninterrupted):
+    killed = titan.run("killed", 2, "--checkpoint.interval=2", kill_at=3)
+    assert killed.codes == [-9, -9]
+    assert not (titan.folder / "killed" / "checkpoint" / "step-4" / ".metadata").exists()
+    again = titan.run("killed", 2, "--checkpoint.interval=2")
+    assert again.ok, again.logs[0]
+    # One account of both processes: what was consumed twice must have been the same, or reading it raises.
+    assert titan.digests("killed") == titan.digests("base")
+    assert again.losses[STEPS] == pytest.approx(uninterrupted.losses[STEPS], rel=1e-4)
+
+
+def test_changed_data_are_refused_and_accepted_on_purpose(titan, uninterrupted):
+    titan.copy_checkpoint("base", SAVED, "changed")
+    refused = titan.run("changed", 1, "--dataloader.seed=7")
+    assert refused.codes == [1]
+    assert "the state was taken with other data" in refused.logs[0] and "seed: was 5, is 7" in refused.logs[0]
+    accepted = titan.run("changed", 1, "--dataloader.seed=7", "--dataloader.allow_changes=seed,shuffle")
+    assert accepted.ok and sorted(accepted.losses) == [4, 5, 6]
+    assert titan.digests("changed")[3] != titan.digests("base")[3]
+
+
+def test_another_number_of_lanes_is_refused(titan, uninterrupted):
+    titan.copy_checkpoint("base", SAVED, "lanes")
+    refused = titan.run("lanes", 2, "--dataloader.canonical_replicas=4")
+    assert any(refused.codes)
+    for log in refused.logs:
+        assert "is of a run with 8 lanes (canonical_replicas), this run has 4" in log
+
+
+def test_a_checkpoint_without_the_loaders_state_is_refused_until_the_data_are_to_start_afresh(titan, uninterrupted):
+    titan.copy_checkpoint("base", SAVED, "foreign")
+    _rename_keys(titan.folder / "foreign" / "checkpoint" / f"step-{SAVED}", "dataloader.", "other.")
+    refused = titan.run("foreign", 2)
+    assert all(refused.codes)
+    assert "holds no data loader's state" in refused.logs[0] and "--dataloader.start_afresh" in refused.logs[0]
+    afresh = titan.run("foreign", 1, "--dataloader.start_afresh")
+    assert afresh.ok, afresh.logs[0]
+    assert sorted(afresh.losses) == [4, 5, 6]
+    base = titan.digests("base")
+    assert titan.digests("foreign") == {step: base[step] for step in range(3)}
+
+
+def _rename_keys(path: Path, old: str, new: str) -> None:
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for part in (metadata.state_dict_metadata, metadata.planner_data):
+        for key in [key for key in part if key.startswith(old)]:
+            part[new + key.removeprefix(old)] = part.pop(key)
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def test_misconfigured_runs_fail_before_their_first_step(titan):
+    for more, wanted in (
+        (("--dataloader.canonical_replicas=6",), "a global batch of 8 records does not divide by 6 lanes"),
+        (("--training.global_batch_size=-1",), 'canonical_replicas is "auto"'),
+    ):
+        run = titan.run("misconfigured", 1, *more)
+        assert run.codes == [1]
+        assert wanted in run.logs[0] and "step:  1" not in run.logs[0]
+
+
+@pytest.mark.parametrize(
+    "ranks, more",
+    [
+        (4, ("--parallelism.data_parallel_replicate_degree=2", "--parallelism.data_parallel_shard_degree=2")),
+        (2, ("--parallelism.tensor_parallel_degree=2",)),
+        (
+            2,
+            (
+                "--parallelism.pipeline_parallel_degree=2",
+                "--parallelism.pipeline_parallel_schedule=1F1B",
+                "--training.local_batch_size=4",
+            ),
+        ),
+    ],
+    ids=["hsdp", "tensor-parallel", "pipeline-parallel"],
+)
+def test_other_parallelisms_see_the_same_global_batches(titan, uninterrupted, ranks, more):
+    name = f"parallel-{len(more)}-{ranks}"
+    titan.copy_checkpoint("base", SAVED, name)
+    run = titan.run(name, ranks, *more)
+    assert_goes_on(titan, uninterrupted, name, run, SAVED + 1)
+
+
+def test_validation_ends_everywhere_at_once_with_one_loss_on_any_number_of_ranks(titan, uninterrupted):
+    losses = {}
+    for ranks in (1, 2, 4):
+        # From one checkpoint, since fresh weights depend on how FSDP cuts them.
+        titan.copy_checkpoint("base", SAVED, f"validated{ranks}")
+        run = titan.run(f"validated{ranks}", ranks, "--training.steps=4", "--validator.freq=4", validate=True)
+        assert run.ok, run.logs[0]
+        losses[ranks] = run.validation[4]
+    assert losses[2] == pytest.approx(losses[1], rel=1e-4)
+    assert losses[4] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_finite_run_ends_at_the_same_step_on_any_number_of_ranks(titan):
+    ends = {}
+    for ranks in (1, 4):
+        more = ["--training.steps=99", f"--training.local_batch_size={8 // ranks}", "--checkpoint.interval=99"]
+        run = titan.run(f"finite{ranks}", ranks, *more, recipe=titan.validation)
+        assert run.ok, run.logs[0]
+        assert "Ran out of data" in run.logs[0]
+        ends[ranks] = max(run.losses), titan.digests(f"finite{ranks}")
+    assert ends[1] == ends[4]
+    assert len(ends[1][1]) == ends[1][0] < 50

@@ -1,0 +1,150 @@
+"""The fields of a data recipe, and of a run's data, as an ordinary TorchTitan config."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Annotated, Any, Self
+
+import tyro
+
+from zephon import DataRecipe, RecipeError
+
+from .forms import BaseDataLoader
+
+__all__ = ["Source", "ZephonConfig"]
+
+
+@dataclass(kw_only=True, slots=True)
+class Source:
+    """One dataset of the mixture; see `zephon.recipe.SourceRecipe`."""
+
+    name: str
+    """What the dataset is called in mixtures, logs and checkpoints."""
+    path: str
+    """File, folder or glob."""
+    fmt: str | None = None
+    """Format of the files; None finds it from them."""
+    weight: float = 1.0
+    """Share of the training tokens, relative to the other sources."""
+    text_field: str | None = None
+    """Column of the document's text where it is not the recipe's."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(kw_only=True, slots=True)
+class ZephonConfig(BaseDataLoader.Config):
+    """A data recipe as config: every key of `zephon.DataRecipe`, and what concerns one run only.
+
+    Tokenizer, sequence length, batch sizes and parallelism are the trainer's and not repeated here.
+    """
+
+    dataset: Annotated[str, tyro.conf.Suppress] = ""
+    dataset_path: Annotated[str | None, tyro.conf.Suppress] = None
+
+    sources: list[Source] = field(default_factory=list)
+    """The datasets, at least one."""
+    text_field: str = "text"
+    """Column that holds a document's text, for sources that do not name their own."""
+    cache_dir: str | None = None
+    """Node-local folder for indexes; None takes zephon in the user's cache folder."""
+    cache_limit_bytes: int | str | None = None
+    """Most bytes that cached data may take; a number or text such as 500gb."""
+    seed: int = 0
+    """Seed of every permutation of the run."""
+    chunk_size: int = 16384
+    """Documents per chunk of a lane: the unit of fetching, and in which the mixture holds."""
+    shuffle_shards: bool = True
+    """Permute the segments of a dataset in each epoch."""
+    shuffle_within_shard: bool = True
+    """Permute the documents inside a shuffle block."""
+    shuffle_block_size: int | str = "auto"
+    """Documents that are permuted together: a number, auto, global or none."""
+    flush_every_k_chunks: int = 1
+    """Chunks per window: stateful operators start each window empty and end it flushed."""
+    token_estimation: bool = True
+    """Measure the tokens per document of each source at the start, so that weights are shares of tokens."""
+    shuffle_after_pack: bool = True
+    """Shuffle packed records inside a window."""
+    shuffle_buffer_size: int = 1024
+    """Records that are shuffled together after packing, for the whole job."""
+    repeat: bool = True
+    """Go on with the next epoch of a dataset that is used up. Validation never repeats."""
+    canonical_replicas: int | str = "auto"
+    """Number of lanes, fixed for the life of a run; data-parallel degrees must divide it. auto: from the global
+    batch."""
+    tokenize_parallelism: int | str = "auto"
+    """Blocks that are tokenized at the same time."""
+    pack_parallelism: int | str = "auto"
+    """Blocks that are packed at the same time."""
+    fetch_parallelism: int | str = "auto"
+    """Reads that are under way at the same time."""
+    prefetch_buffer_size: int | str = "auto"
+    """Bytes of text that may be under way or ready, for the whole process."""
+    runner: str = "threads"
+    """Where the work runs: threads, or inline in the calling thread."""
+    special_tokens: str = "auto"
+    """Tokens put around each document: auto, bos_eos, bos, eos or none."""
+    pack_algorithm: str = "wrap"
+    """How documents are cut into records of one length."""
+
+    ledger: str | None = None
+    """Folder in which every rank writes what it consumed, for `zephon verify`; None writes nothing."""
+    flush_index: str | None = None
+    """Folder in which every rank writes where windows begin; None writes nothing."""
+    allow_changes: list[str] = field(default_factory=list)
+    """Names of differences to accept when a checkpoint was taken with other data; the refusal lists them."""
+    start_afresh: bool = False
+    """Begin the data at its start where the checkpoint holds no Zephon state, instead of refusing it. A checkpoint
+    that holds one is loaded as ever, so a restarted job may keep the switch."""
+
+    recipe: Annotated[str, tyro.conf.Suppress] = ""
+    """The file that the values came from, for messages."""
+    infinite: Annotated[bool | None, tyro.conf.Suppress] = None
+    """Set by TorchTitan 0.3's validator, and by nobody else."""
+
+    @classmethod
+    def from_toml(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
+        """The config of a data recipe; `overrides` are fields that take the place of what the recipe says.
+
+        Raises:
+            RecipeError: the recipe cannot be read or is not usable, or an override is none.
+        """
+        plain = DataRecipe.from_toml(path).to_dict()
+        names = [f.name for f in fields(cls)]
+        for name in overrides:
+            if name not in names:
+                raise RecipeError(
+                    f"from_toml is given {name!r}, which is no field of the data loader's config; the fields are "
+                    f"{', '.join(names)}."
+                )
+        values = {**plain, "recipe": os.fspath(path), **overrides}
+        values["sources"] = [s if isinstance(s, Source) else Source(**s) for s in values["sources"]]
+        made = cls(**values)
+        made.to_recipe()
+        return made
+
+    def to_recipe(self) -> DataRecipe:
+        """The recipe that these fields make up, checked.
+
+        Raises:
+            RecipeError: a value is not usable.
+        """
+        where = f"dataloader config (of {self.recipe})" if self.recipe else "dataloader config"
+        if self.dataset or self.dataset_path:
+            raise RecipeError(
+                f"{where}: dataset is {self.dataset!r} and dataset_path {self.dataset_path!r}, which are fields of "
+                "TorchTitan's own data loaders; name the data in sources, or use Config.from_toml(recipe)."
+            )
+        if not self.sources:
+            raise RecipeError(
+                f"{where}: there are no sources; make the config with ZephonDataLoader.Config.from_toml(recipe)."
+            )
+        known = {f.name for f in fields(DataRecipe)} - {"origin"}
+        plain: dict[str, Any] = {name: getattr(self, name) for name in known}
+        plain["sources"] = [source if isinstance(source, Mapping) else source.to_dict() for source in self.sources]
+        return DataRecipe.from_dict(plain, where=where)

@@ -1,0 +1,71 @@
+"""Recipes to launch: `--module torchtitan_zephon --config llama3_debugmodel_zephon`.
+
+The data recipe is the file that the environment variable ZEPHON_RECIPE names; ZEPHON_VALIDATION_RECIPE, if it is set,
+names that of a validation of all its documents. Fields can be overridden on the command line as ever.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torchtitan.components.validate import Validator
+from torchtitan.models.llama3 import config_registry as llama3
+from torchtitan.trainer import Trainer
+
+from zephon import RecipeError
+
+from .loader import ZephonDataLoader
+from .metrics import ZephonMetricsProcessor
+
+__all__ = ["llama3_8b_zephon", "llama3_debugmodel_zephon"]
+
+_DEMO_VOCAB = 8192
+
+
+def llama3_debugmodel_zephon() -> Trainer.Config:
+    """TorchTitan's llama3_debugmodel on the data of ZEPHON_RECIPE, small enough for a CPU.
+
+    Its vocabulary is widened to the 8,192 tokens of the tokenizer that `zephon demo` trains, and its global batch is
+    fixed, so that the data does not change with the number of ranks.
+    """
+    config = llama3.llama3_debugmodel()
+    model = config.model_spec.model
+    model.vocab_size = model.tok_embeddings.num_embeddings = model.lm_head.out_features = _DEMO_VOCAB
+    config.loss.loss_fn.global_vocab_size = _DEMO_VOCAB
+    config.hf_assets_path = ".zephon/demo/tokenizer"
+    _set_sizes(config.training, seq_len=256, local=2, total=8)
+    config.metrics.log_freq = 1
+    return _with_data(config)
+
+
+def llama3_8b_zephon() -> Trainer.Config:
+    """TorchTitan's llama3_8b on the data of ZEPHON_RECIPE, with a global batch of 512 sequences of 8,192 tokens."""
+    config = llama3.llama3_8b()
+    _set_sizes(config.training, seq_len=8192, local=1, total=512)
+    return _with_data(config)
+
+
+def _set_sizes(training: Any, *, seq_len: int, local: int, total: int) -> None:
+    """Sequences per rank and forward, and per step, in the words of the installed TorchTitan."""
+    if hasattr(training, "num_tokens_per_train_step"):
+        training.max_context_length = seq_len
+        training.num_tokens_per_microbatch_per_dp_rank = local * seq_len
+        training.num_tokens_per_train_step = total * seq_len
+    else:
+        training.seq_len, training.local_batch_size, training.global_batch_size = seq_len, local, total
+
+
+def _with_data(config: Trainer.Config) -> Trainer.Config:
+    recipe = os.environ.get("ZEPHON_RECIPE")
+    if not recipe:
+        raise RecipeError("ZEPHON_RECIPE is not set; set it to the path of the data recipe (a TOML file) to train on.")
+    config.dataloader = ZephonDataLoader.Config.from_toml(recipe)
+    stock = config.metrics
+    config.metrics = ZephonMetricsProcessor.Config(log_freq=stock.log_freq, enable_tensorboard=stock.enable_tensorboard)
+    validation = os.environ.get("ZEPHON_VALIDATION_RECIPE")
+    if validation:
+        config.validator = Validator.Config(
+            enable=True, freq=config.validator.freq, steps=-1, dataloader=ZephonDataLoader.Config.from_toml(validation)
+        )
+    return config
