@@ -2,12 +2,15 @@
 
 import copy
 import json
+import pickle
 import time
 
+import numpy as np
 import pytest
 
-from zephon import CheckpointError, Pipeline, merge_checkpoints
+from zephon import CheckpointError, DataError, Pipeline, ZephonError, merge_checkpoints
 from zephon.io import Dataset
+from zephon.ledger import LedgerWriter
 from zephon.state import _checksum
 from zephon.work import StaticMixtureWorkSource
 
@@ -248,3 +251,109 @@ def test_what_happens_inside_a_loop_takes_effect_in_the_loop(tiny_tokenizer, run
     assert seen == [*range(12), *range(20, 25), *range(8, 12), *range(22, 26)]
     assert (pipeline.checkpoint()["rounds"], pipeline.checkpoint()["extra"]) == (6, 2)
     pipeline.close()
+
+
+def test_a_torn_list_of_states_is_refused_inside_a_round_too(tiny_tokenizer):
+    torn = [advanced(build(tiny_tokenizer, groups=2, group=g), n).checkpoint() for g, n in ((0, 41), (1, 5))]
+    foreign = advanced(build(tiny_tokenizer, groups=2, group=1, seed=4), 41).checkpoint()
+    for states, text in ((torn, "number of rounds used"), ([torn[0], foreign], "seed: was 0, is 4")):
+        with pytest.raises(CheckpointError, match=text):
+            build(tiny_tokenizer, groups=2, group=0).restore(states)
+
+
+def test_restored_ratios_travel_with_a_pickle_and_after_a_close(tmp_path, tiny_tokenizer):
+    folder = tmp_path / "g"
+    folder.mkdir()
+
+    def build_mixture():
+        datasets = [Dataset.from_path("g", folder), Dataset.from_dict("b", {"text": WORDS})]
+        source = StaticMixtureWorkSource(datasets=datasets, chunk_size=20)
+        return Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer).pack_flat(16).batch(1)
+
+    (folder / "0.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in WORDS[:50]))
+    state = advanced(build_mixture(), 8).checkpoint()
+    (folder / "1.jsonl").write_text("".join(json.dumps({"text": text * 20}) + "\n" for text in WORDS[:50]))
+    grown = build_mixture().restore(state, allow_changes="dataset g")
+    assert grown.checkpoint()["tokens_per_row"] == state["tokens_per_row"]
+    pickled = pickle.loads(pickle.dumps(grown))
+    for _ in range(100):
+        assert next(iter(pickled)).digests == next(iter(grown)).digests
+    assert pickled.checkpoint() == grown.checkpoint()
+
+
+def test_closing_at_the_end_keeps_the_place_and_what_is_left_over(tiny_tokenizer):
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("d", {"text": WORDS})], repeat=False)
+    pipeline = Pipeline(source).options(runner="inline", canonical_replicas=4).tokenize(tiny_tokenizer)
+    pipeline = pipeline.pack_flat(16).batch(3)
+    count = sum(1 for _ in pipeline)
+    state, left = pipeline.checkpoint(), pipeline.left_over
+    assert left is not None and state["rounds"] > 0
+    pipeline.close()
+    assert (pipeline.checkpoint(), pipeline.left_over) == (state, left)
+    again = pickle.loads(pickle.dumps(pipeline))
+    assert sum(1 for _ in again) == sum(1 for _ in pipeline) == count
+
+
+def test_one_changed_weight_among_many_is_the_one_that_is_named(tiny_tokenizer):
+    def many(**weights):
+        names = [f"x{n}" for n in range(14)]
+        datasets = [Dataset.from_dict(name, {"text": [f"text of {name}"]}) for name in names]
+        source = StaticMixtureWorkSource(datasets=datasets, mixture={**dict.fromkeys(names, 1.0), **weights})
+        return Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer).pack_flat(8).batch(1)
+
+    state = advanced(many(), 2).checkpoint()
+    with pytest.raises(CheckpointError) as caught:
+        many(x3=2.0).restore(state)
+    assert "dataset x3: was '1/1/1/" in str(caught.value) and str(caught.value).count("dataset x") == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda p, s: p.restore(None), "NoneType"),
+        (lambda p, s: p.restore(5), "int"),
+        (lambda p, s: merge_checkpoints("x"), "str"),
+        (lambda p, s: p.restore({**s, "zephon": np.array([1, 2])}), "has version"),
+        (lambda p, s: p.restore({**s, "checksum": np.array([1, 2])}), "checksum"),
+        (lambda p, s: p.restore(s, allow_changes=5), "allow_changes is 5"),
+        (lambda p, s: p.skip(0, 10**30), "no run is that long"),
+        (lambda p, s: p.seek(step=10**30), "no run is that long"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused_in_a_sentence(tiny_tokenizer, states, call, text):
+    with pytest.raises(ZephonError, match=text):
+        call(build(tiny_tokenizer, groups=2), states[0])
+
+
+def test_a_step_is_agreed_on_once_even_if_its_first_batch_has_to_be_taken_again(tmp_path, tiny_tokenizer, monkeypatch):
+    asked = []
+
+    def flag(has_record):
+        asked.append(has_record)
+        return has_record
+
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("d", {"text": WORDS})], repeat=False)
+    pipeline = Pipeline(source).options(
+        runner="inline", canonical_replicas=2, global_batch=4, combine_flag=flag, ledger=tmp_path
+    )
+    pipeline = pipeline.tokenize(tiny_tokenizer).pack_flat(16).batch(2)
+    write, failures = LedgerWriter.write, []
+
+    def failing(self, batch):
+        if batch.sequence_numbers[0] == 8 and not failures:
+            failures.append(batch)
+            raise DataError("no space")
+        write(self, batch)
+
+    monkeypatch.setattr(LedgerWriter, "write", failing)
+    numbers, stream = [], iter(pipeline)
+    while True:
+        try:
+            batch = next(stream, None)
+        except DataError:
+            continue
+        if batch is None:
+            break
+        numbers += batch.sequence_numbers.tolist()
+    assert failures and numbers == list(range(len(numbers)))
+    assert len(asked) == len(numbers) // 4 + 1

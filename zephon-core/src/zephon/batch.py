@@ -194,6 +194,10 @@ class SampleBatch:
         if position_mode not in ("preserve", "sequence", None):
             raise PipelineError(f'position_mode is {position_mode!r}; "preserve", "sequence" or None is needed.')
         exclude_fields = () if exclude_fields is None else exclude_fields
+        if isinstance(exclude_fields, str) or not isinstance(exclude_fields, Collection):
+            raise PipelineError(f"exclude_fields is {exclude_fields!r}; a list of names of fields is needed.")
+        if rename_fields is not None and not isinstance(rename_fields, Mapping):
+            raise PipelineError(f"rename_fields is {rename_fields!r}; new names by name of field are needed.")
         for what, value in (("ignore_index", ignore_index), ("eos_token_id", eos_token_id)):
             if (what, value) != ("eos_token_id", None) and (isinstance(value, bool) or not isinstance(value, int)):
                 raise PipelineError(f"{what} is {value!r}; a whole number is needed.")

@@ -128,7 +128,9 @@ class Compiled:
     def explain_growth(self, name: str, was: Any) -> str | None:
         """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
         column = self.operators.tokenize.field
-        for dataset, given, share in zip(self.datasets, self.source.datasets, self.source.shares.values(), strict=True):
+        for dataset, given, weight in zip(
+            self.datasets, self.source.datasets, self.source.relative_weights.values(), strict=True
+        ):
             if name != f"dataset {dataset.name}":
                 continue
             brief, catalog = isinstance(was, str), dataset.catalog
@@ -136,7 +138,7 @@ class Compiled:
             if not str(told).isdecimal() or not 0 < int(str(told)) < catalog.n_shards:
                 continue
             before, now = int(str(told)), catalog.n_shards
-            if _content(catalog, before, given.text_field or column, share, brief) == was:
+            if _content(catalog, before, given.text_field or column, weight, brief) == was:
                 new = [str(shard) for shard in catalog.shard_names[before : before + 3]]
                 rows = int(catalog.group_rows[catalog.group_shard < before].sum())
                 more = ", ..." if now - before > 3 else ""
@@ -292,23 +294,23 @@ def _fingerprint(
         "datasets": [dataset.name for dataset in datasets],
     }
     brief = len(datasets) > _DATASETS_IN_DETAIL
-    for dataset, column, share in zip(datasets, columns, source.shares.values(), strict=True):
-        made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, share, brief)
+    for dataset, column, weight in zip(datasets, columns, source.relative_weights.values(), strict=True):
+        made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, weight, brief)
     return made
 
 
-def _content(catalog: Catalog, n_shards: int, column: str, share: float, brief: bool) -> dict[str, Any] | str:
+def _content(catalog: Catalog, n_shards: int, column: str, weight: float, brief: bool) -> dict[str, Any] | str:
     """A dataset as a fingerprint has it, with its first `n_shards` shards; in one word where it is to be brief."""
     content = {
         "shards": n_shards,
         "rows": int(catalog.group_rows[catalog.group_shard < n_shards].sum()),
         "content": catalog.fingerprint_of(n_shards)[:16],
         "text_field": column,
-        "share": share,
+        "weight": weight,
     }
     if not brief:
         return content
-    return f"{n_shards}/{content['rows']}/{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]}"
+    return f"{n_shards}/{content['rows']}/{weight:.6g}/{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]}"
 
 
 def _explain(compiled: Compiled) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
+from .appending import append_whole
 from .errors import CheckpointError, DataError
 from .state import LaneStart
 
@@ -54,7 +55,7 @@ class FlushIndexWriter:
             return
         numbers = np.array([lane, *start.as_list()], dtype="<i8").tobytes()
         try:
-            self._file.write(numbers + zlib.crc32(numbers).to_bytes(8, "little"))
+            append_whole(self._file, numbers + zlib.crc32(numbers).to_bytes(8, "little"))
         except OSError as error:
             self._failed = True
             _log.warning("the flush index %s is not kept any longer: %s", self._file.name, error.strerror)
@@ -74,7 +75,10 @@ class FlushIndex:
     def __init__(self, folder: str | os.PathLike[str], fingerprint: str) -> None:
         found, foreign = [], 0
         for file in sorted(Path(folder).glob("*.flush")):
-            content = file.read_bytes()
+            try:
+                content = file.read_bytes()
+            except OSError as error:
+                raise CheckpointError(f"the flush index {file} cannot be read: {error.strerror}.") from None
             try:
                 head = json.loads(content[:_HEADER_BYTES])
                 mine = head["zephon_flush_index"] == 1 and head["fingerprint"] == fingerprint

@@ -20,12 +20,12 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from .appending import append_whole
 from .batch import SampleBatch, combine_digests
 from .errors import DataError
 
@@ -71,25 +71,17 @@ class LedgerWriter:
         spans["sequence"] = np.repeat(batch.sequence_numbers, np.diff(block.span_offsets))
         spans["row"], spans["token"] = block.span_row, block.span_token
         spans["start"], spans["dataset"] = block.span_start, block.span_dataset
-        _append(self._spans, spans.tobytes())
-        _append(self._records, entries.tobytes())
+        try:
+            append_whole(self._spans, spans.tobytes())
+            append_whole(self._records, entries.tobytes())
+        except OSError as error:
+            where = self._records.name
+            raise DataError(f"the ledger cannot be written to {where}: {error.strerror}; free space there.") from None
 
     def close(self) -> None:
         """Close the files."""
         self._records.close()
         self._spans.close()
-
-
-def _append(file: FileIO, content: bytes) -> None:
-    """Write all of `content` or none of it."""
-    end = file.tell()
-    done = 0
-    try:
-        while done < len(content):
-            done += file.write(content[done:]) or 0
-    except OSError as error:
-        file.truncate(end)
-        raise DataError(f"the ledger cannot be written to {file.name}: {error.strerror}; free space there.") from None
 
 
 @dataclass(frozen=True)
@@ -140,8 +132,10 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     Raises:
         DataError: there are none, they are damaged, or they contradict each other.
     """
+    if not isinstance(folder, str | os.PathLike):
+        raise DataError(f"a ledger is read from {folder!r}, but must be the path of a folder.")
     path = Path(folder)
-    files = sorted(path.glob("*.ledger"))
+    files = sorted(file for file in path.glob("*.ledger") if file.is_file())
     if not files:
         raise DataError(f"{path} holds no ledger (no *.ledger file); pass the folder given as options(ledger=...).")
     heads, records, spans = [], [], []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import numpy as np
@@ -13,13 +13,13 @@ import numpy as np
 from .batch import SampleBatch
 from .compiled import Compiled, Operators, compile_pipeline
 from .engine import Totals
-from .errors import PipelineError
+from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
 from .io import Dataset
 from .ops import Batch, PackFlat, Shuffle, Tokenize
 from .options import Options
 from .recipe import DataRecipe
-from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints
+from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
 from .stream import BatchStream
 from .topology import Topology
 from .work import StaticMixtureWorkSource
@@ -27,6 +27,7 @@ from .work import StaticMixtureWorkSource
 __all__ = ["LeftOver", "Mixture", "Pipeline"]
 
 _log = logging.getLogger("zephon")
+_MOST = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,10 @@ class Pipeline:
         self._position: tuple[dict[int, LaneStart], int] | None = None
         self._skipped: tuple[tuple[int, int], ...] = ()
         self._totals: Totals | None = None
+        self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
+        self._ended = False  # closed at the end of the data
+        self._left_over: LeftOver | None = None
+        self._agreed = -1
 
     @staticmethod
     def from_recipe(
@@ -228,8 +233,8 @@ class Pipeline:
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        if self._stream and self._stream.finished:
-            self._stream = self._position = None
+        if self._ended or (self._stream and self._stream.finished):
+            self._stream, self._position, self._ended, self._agreed = None, None, False, -1
         self._live_stream()
         return _Batches(self)
 
@@ -250,6 +255,8 @@ class Pipeline:
     @property
     def left_over(self) -> LeftOver | None:
         """Once the data of a finite run has ended, what of it was not handed out by this group; None before."""
+        if self._ended:
+            return self._left_over
         if not (self._stream and self._stream.finished):
             return None
         return LeftOver(self._stream.totals.left_out, self._stream.left_records)
@@ -283,12 +290,13 @@ class Pipeline:
         Raises:
             CheckpointError: the state is damaged, incomplete or of other data. The pipeline stays as it was.
         """
-        states = [RunState.from_dict(one) for one in ([state] if isinstance(state, Mapping) else list(state))]
-        mine = [
-            s for s in states if (s.dp_degree, s.dp_group_id) == (self._options.dp_degree, self._options.dp_group_id)
-        ]
-        if mine and any(s.extra for s in states):
-            states = mine  # inside a round a group goes on from its own state only
+        states = read_states(state)
+        group = self._options.dp_degree, self._options.dp_group_id
+        mine = [s for s in states if (s.dp_degree, s.dp_group_id) == group]
+        if mine and len({(s.dp_degree, s.extra) for s in states}) == 1 and states[0].extra:
+            # Inside a round a group goes on from its own state only, but all must be of the same moment.
+            merge_checkpoints([replace(s, extra=0).to_dict() for s in states])
+            states = mine
         read = RunState.from_dict(merge_checkpoints([s.to_dict() for s in states]))
         names = [dataset.name for dataset in self._source.datasets]
         ratios = {name: read.tokens_per_row.get(name) for name in names}
@@ -296,13 +304,14 @@ class Pipeline:
         check_fingerprint(
             read.fingerprint,
             compiled.fingerprint,
-            allow={allow_changes} if isinstance(allow_changes, str) else allow_changes,
+            allow=_names(allow_changes),
             where="the state was taken with other data",
             explain=compiled.explain_growth,
         )
         position = read.starts(compiled.topology)
         self.close()
-        self._compiled, self._position = compiled, position
+        self._compiled, self._position, self._ratios = compiled, position, compiled.tokens_per_row
+        self._ended, self._agreed = False, -1
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = _joined([*self._skipped, *read.skipped])
         return self
@@ -351,6 +360,7 @@ class Pipeline:
             starts = {lane: index.start(lane, rounds) for lane in compiled.topology.owned}
         self.close()
         self._position = starts, rounds * compiled.topology.width
+        self._ended, self._agreed = False, -1
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
@@ -382,16 +392,17 @@ class Pipeline:
     def close(self) -> None:
         """End the threads of the stream; iterating again goes on where it stopped, or starts over after the end."""
         if self._stream:
-            self._position = None if self._stream.finished else self._place()
-            self._totals = self._stream.totals
+            self._position, self._ended, self._left_over = self._place(), self._stream.finished, self.left_over
+            self._totals, self._agreed = self._stream.totals, self._stream.agreed
             self._stream.close()
             self._stream = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The description and the place in the stream; what runs is made again where it is needed."""
         state = self.__dict__.copy()
-        position = self._place() if self._stream and not self._stream.finished else self._position
-        state.update(_compiled=None, _stream=None, _position=position)
+        if self._stream:
+            state.update(_position=self._place(), _ended=self._stream.finished, _left_over=self.left_over)
+        state.update(_compiled=None, _stream=None)
         return state
 
     # Inside
@@ -401,13 +412,14 @@ class Pipeline:
         stream = self._stream
         if stream and stream.process != os.getpid():
             # A fork copies no threads, and locks as they stood: begin again from the same place with nothing shared.
-            self._position, self._stream, self._compiled = self._place(), None, None
+            self.close()
+            self._compiled = None
         elif stream and stream.failed:
-            self._position, self._stream = self._place(), None
+            self.close()
         if self._stream is None:
             compiled = self._compile()
             starts, cursor = self._place()
-            self._stream = BatchStream(compiled, starts, cursor, self._skipped)
+            self._stream = BatchStream(compiled, starts, cursor, self._skipped, self._agreed)
         return self._stream
 
     def _with(self, operator: Any) -> Pipeline:
@@ -429,14 +441,13 @@ class Pipeline:
         return dict.fromkeys(self._compile().topology.owned, LaneStart()), 0
 
     def _compile(self, tokens_per_row: Mapping[str, float] | None = None) -> Compiled:
-        if self._compiled is None or (
-            tokens_per_row is not None and dict(tokens_per_row) != self._compiled.tokens_per_row
-        ):
+        ratios = self._ratios if tokens_per_row is None else tokens_per_row
+        if self._compiled is None or (ratios is not None and dict(ratios) != self._compiled.tokens_per_row):
             operators = Operators.from_list(self._operators)
-            compiled = compile_pipeline(self._source, operators, self._options, tokens_per_row)
+            compiled = compile_pipeline(self._source, operators, self._options, ratios)
             if tokens_per_row is not None:
                 return compiled
-            self._compiled = compiled
+            self._compiled, self._ratios = compiled, compiled.tokens_per_row
             _log.info("pipeline ready\n%s", compiled.explain())
         return self._compiled
 
@@ -472,10 +483,21 @@ def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
     return tuple(joined)
 
 
+def _names(allow_changes: Any) -> set[str]:
+    """The names in `allow_changes`, one name as a set of one."""
+    if isinstance(allow_changes, str):
+        return {allow_changes}
+    if not isinstance(allow_changes, Collection) or not all(isinstance(name, str) for name in allow_changes):
+        raise CheckpointError(f"allow_changes is {allow_changes!r}; a list of names of differences is needed.")
+    return set(allow_changes)
+
+
 def _count(name: str, value: Any) -> int | None:
     """`value` as a whole number from 0, or None as it is."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0):
         raise PipelineError(f"{name} is {value!r}; a whole number of at least 0 is needed.")
+    if value is not None and value >= _MOST:
+        raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
 
 

@@ -9,14 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import CheckpointError
 from .topology import MAX_LANES, Topology
 
-__all__ = ["SCHEMA_VERSION", "STREAM_VERSION", "LaneStart", "RunState", "check_fingerprint", "merge_checkpoints"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "STREAM_VERSION",
+    "LaneStart",
+    "RunState",
+    "check_fingerprint",
+    "merge_checkpoints",
+    "read_states",
+]
 
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
@@ -104,12 +112,14 @@ class RunState:
             raise CheckpointError(f"a state is a dict made by Pipeline.checkpoint(); this is a {type(data).__name__}.")
         if "zephon" not in data:
             raise CheckpointError('this dict is no state of a pipeline: it lacks the key "zephon" with the version.')
-        if data["zephon"] != SCHEMA_VERSION or isinstance(data["zephon"], bool):
+        if not _is_count(data["zephon"]) or data["zephon"] != SCHEMA_VERSION:
             raise CheckpointError(
                 f"the state has version {data['zephon']!r}, this library reads version {SCHEMA_VERSION}; "
                 "restore it with the version of zephon-core that wrote it."
             )
-        if data.get("checksum") != _checksum({key: value for key, value in data.items() if key != "checksum"}):
+        if not isinstance(data.get("checksum"), str) or data["checksum"] != _checksum(
+            {key: value for key, value in data.items() if key != "checksum"}
+        ):
             raise CheckpointError(
                 "the state is damaged or was edited: its content does not match its checksum; take another one."
             )
@@ -193,7 +203,7 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     Raises:
         CheckpointError: they are not of one run and one moment.
     """
-    read = [RunState.from_dict(state) for state in states]
+    read = read_states(states)
     if not read:
         raise CheckpointError("there is no state to merge; pass at least one.")
     first, lanes = read[0], dict(read[0].lanes)
@@ -227,6 +237,19 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     alone = all((s.dp_degree, s.dp_group_id) == (first.dp_degree, first.dp_group_id) for s in read)
     merged = first if alone else replace(first, dp_degree=0, dp_group_id=0)
     return replace(merged, lanes=lanes).to_dict()
+
+
+def read_states(states: Any) -> list[RunState]:
+    """One state, or a list of them, read.
+
+    Raises:
+        CheckpointError: it is neither, or one of them is damaged.
+    """
+    if isinstance(states, Mapping):
+        return [RunState.from_dict(states)]
+    if isinstance(states, str | bytes) or not isinstance(states, Iterable):
+        raise CheckpointError(f"a state, or a list of states, is needed; this is a {type(states).__name__}.")
+    return [RunState.from_dict(state) for state in states]
 
 
 def check_fingerprint(

@@ -37,6 +37,7 @@ class BatchStream:
         starts: where each owned lane begins.
         cursor: records of this group used before.
         skipped: ranges of rounds [first, last) to leave out.
+        agreed: a cursor at which all groups have said already that there is a step to come.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class BatchStream:
         starts: Mapping[int, LaneStart],
         cursor: int,
         skipped: Sequence[tuple[int, int]] = (),
+        agreed: int = -1,
     ) -> None:
         topology, options = compiled.topology, compiled.options
         self.cursor = cursor
@@ -52,6 +54,8 @@ class BatchStream:
         self.finished = False
         self.failed = False
         self.process = os.getpid()
+        self.agreed = agreed
+        """The last step's start at which `combine_flag` said that there is a step to come; it is not asked twice."""
         self._compiled = compiled
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, self._pass_over = divmod(cursor, topology.width)
@@ -113,6 +117,11 @@ class BatchStream:
 
     def close(self) -> None:
         """End the threads behind this stream."""
+        if self.process != os.getpid():
+            # They did not come along into this process, and the lock they share may have been held when it was made.
+            if self._ahead:
+                self._ahead.close.detach()
+            return
         if self._ahead:
             self._ahead.close()
         else:
@@ -158,8 +167,10 @@ class BatchStream:
                 room = min(room, first - self._reached)
         if self._compiled.plan.finite:
             into_step = self._reached % self._unit
-            if into_step == 0 and not self._combine(self._fetch()):
-                return 0
+            if into_step == 0 and self._reached != self.agreed:
+                if not self._combine(self._fetch()):
+                    return 0
+                self.agreed = self._reached
             room = min(room, self._unit - into_step)
         return room
 

@@ -110,9 +110,16 @@ class StaticMixtureWorkSource:
     @property
     def shares(self) -> dict[str, float]:
         """Wanted share of tokens by dataset name; they add up to 1."""
+        weights = self.relative_weights
+        total = math.fsum(weights.values())
+        return {name: weight / total for name, weight in weights.items()}
+
+    @property
+    def relative_weights(self) -> dict[str, float]:
+        """Weights in units of the first dataset's, so that 3 to 1 and 0.75 to 0.25 are one and the same mixture."""
         assert self.mixture is not None
-        total = math.fsum(self.mixture.values())
-        return {name: weight / total for name, weight in self.mixture.items()}
+        first = next(iter(self.mixture.values()))
+        return {name: weight / first for name, weight in self.mixture.items()}
 
     def curriculum(self, opened: Sequence[OpenDataset], tokens_per_row: Sequence[float], *, lanes: int) -> Curriculum:
         """The curriculum over the opened datasets, given how many tokens a row of each makes on average."""
