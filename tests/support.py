@@ -50,3 +50,20 @@ def step_digests(pipelines, steps: int, global_batch: int) -> list[bytes]:
         combine_digests([records[number] for number in range(step * global_batch, (step + 1) * global_batch)])
         for step in range(first, first + steps)
     ]
+
+
+def setup_of(corpus, **changes):
+    """What `zephon verify` would make of the small corpus of the tests of the command."""
+    from zephon.cli.matrix import Setup
+
+    values = {
+        "recipe": corpus / "recipe.toml",
+        "tokenizer": str(corpus / "tokenizer"),
+        "seq_len": 32,
+        "global_batch": 8,
+        "lanes": 8,
+        "microbatch_size": 2,
+        "runner": None,
+        "finite": False,
+    }
+    return Setup(**{**values, **changes})

@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+from support import setup_of
 
 from zephon import ZephonError
 from zephon.cli.corpus import train_tokenizer, write_recipe
-from zephon.cli.matrix import Leg, Matrix, Run, Setup
+from zephon.cli.matrix import Leg, Matrix, Run
 from zephon.ledger import compare, read_ledger
 
 WORDS = ["lane", "shard", "record", "round", "step", "token", "cursor", "window", "chunk", "rank", "group", "epoch"]
@@ -40,20 +41,6 @@ def command(*arguments, **options):
 
 def common(corpus, recipe="recipe.toml"):
     return corpus / recipe, "--tokenizer", corpus / "tokenizer", "--seq-len", "32"
-
-
-def setup_of(corpus, **changes):
-    values = {
-        "recipe": corpus / "recipe.toml",
-        "tokenizer": str(corpus / "tokenizer"),
-        "seq_len": 32,
-        "global_batch": 8,
-        "lanes": 8,
-        "microbatch_size": 2,
-        "runner": None,
-        "finite": False,
-    }
-    return Setup(**{**values, **changes})
 
 
 def test_verify_proves_a_recipe_through_kills_and_resumes(corpus, tmp_path):

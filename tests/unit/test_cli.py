@@ -6,13 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
+from support import setup_of
 from typer.testing import CliRunner
 
 from zephon import DataError, Pipeline, PipelineError
 from zephon.cli import app as cli_app
 from zephon.cli.console import print_table, printable
 from zephon.cli.corpus import train_tokenizer, write_recipe
-from zephon.cli.matrix import Leg, Matrix, Run, Setup, microbatch_for
+from zephon.cli.matrix import Leg, Matrix, Run, microbatch_for
 from zephon.cli.source import count, plural
 from zephon.cli.verify import judge_runs, parse_numbers, plan_runs, steps_text
 from zephon.ledger import compare, read_ledger
@@ -353,20 +354,6 @@ def test_help_and_version_are_short(zephon):
 
 
 # Parts
-
-
-def setup_of(corpus, **changes):
-    values = {
-        "recipe": corpus / "recipe.toml",
-        "tokenizer": str(corpus / "tokenizer"),
-        "seq_len": 32,
-        "global_batch": 8,
-        "lanes": 8,
-        "microbatch_size": 2,
-        "runner": None,
-        "finite": False,
-    }
-    return Setup(**{**values, **changes})
 
 
 def test_a_matrix_has_every_degree_and_a_chain_from_each_with_kills(corpus, tmp_path):

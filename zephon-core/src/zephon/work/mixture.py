@@ -15,6 +15,7 @@ so there is one set of rates per stage and the same closed form inside each.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -33,7 +34,7 @@ _FRACTION_BITS = 40
 def row_weights(token_weights: Sequence[float], tokens_per_row: Sequence[float]) -> list[int]:
     """Whole-number row weights that give the wanted shares of tokens, one per dataset, each at least 1."""
     rates = [w / t for w, t in zip(token_weights, tokens_per_row, strict=True)]
-    total = sum(rates)
+    total = math.fsum(rates)  # exact on every Python; sum() of floats rounds otherwise before 3.12 than after
     return [max(1, round(rate / total * _WEIGHT_ONE)) for rate in rates]
 
 
