@@ -50,6 +50,18 @@ def test_the_loaders_metrics_are_among_torchtitans_own(titan, uninterrupted):
         assert b"zephon/" + name in content
 
 
+def test_on_as_many_ranks_as_before_with_old_checkpoints_pruned_and_wandb(titan, uninterrupted):
+    titan.copy_checkpoint("base", SAVED, "at2")
+    more = ["--checkpoint.interval=1", "--checkpoint.keep_latest_k=2", "--metrics.enable_wandb"]
+    run = titan.run("at2", 2, *more, env={"WANDB_MODE": "offline", "WANDB_SILENT": "true"})
+    assert_goes_on(titan, uninterrupted, "at2", run, SAVED + 1)
+    kept = {path.name for path in (titan.folder / "at2" / "checkpoint").iterdir()}
+    assert {"step-5", "step-6"} <= kept and "step-3" not in kept  # step-4 goes, or the process first
+    (log,) = (titan.folder / "at2").rglob("run-*.wandb")
+    for name in (b"data_wait(s)", b"padding(%)", b"cursor", b"tokens/a", b"mixture/b", b"skipped_rows/a"):
+        assert b"zephon/" + name in log.read_bytes()
+
+
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_a_run_of_two_ranks_goes_on_at_other_numbers_of_ranks(titan, uninterrupted, ranks):
     if ranks == 1:  # a run of its own, from the other's checkpoint

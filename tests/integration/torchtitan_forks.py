@@ -119,6 +119,7 @@ class Titan:
         kill_at: int | None = None,
         validate: bool = False,
         recipe: Path | None = None,
+        env: dict[str, str] | None = None,
     ):
         """Train in the dump folder `name`."""
         dump = self.folder / name
@@ -137,7 +138,7 @@ class Titan:
             f"--dataloader.ledger={dump / 'ledger'}",
             *more,
         ]
-        env = {"ZEPHON_RECIPE": str(recipe or self.recipe), "ZEPHON_CACHE_DIR": str(self.folder / "cache")}
+        env = {**(env or {}), "ZEPHON_RECIPE": str(recipe or self.recipe), "ZEPHON_CACHE_DIR": str(self.folder / "cache")}
         if validate:
             env["ZEPHON_VALIDATION_RECIPE"] = str(self.validation)
         return self._forks.run(ranks, args, env=env, kill_at=kill_at)

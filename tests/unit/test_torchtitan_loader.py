@@ -350,6 +350,50 @@ class TestState:
         checkpoint.initial_load_model_only = False
         assert refusal(view, 8).absent
 
+    def test_is_looked_for_in_a_remote_folder_as_well(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save({"dataloader": {}, "step": 1}, checkpoint_id=tmp_path / "checkpoint" / "step-4", no_dist=True)
+        checkpoint = SimpleNamespace(
+            enable=True,
+            folder=f"file://{tmp_path}/checkpoint",
+            load_step=-1,
+            exclude_from_loading=[],
+            initial_load_path=None,
+            initial_load_model_only=True,
+        )
+        view = TrainerView(SimpleNamespace(dump_folder="elsewhere", checkpoint=checkpoint))
+        assert "checkpoint/step-4 holds no data loader's state" in refusal(view, 8).text
+
+
+class TestSkippedSteps:
+    def test_are_left_out_and_stay_so_in_the_checkpoint(self, recipe, tokenizer):
+        def rows(loader, count):
+            return [row for inputs, _ in take(loader, count)[0] for row in inputs["input"].tolist()]
+
+        whole = rows(Trainer(config(recipe), tokenizer).dataloader, 4 * 6)
+        skipping = config(recipe, skip_steps=["2-3", "5"])
+        first = Trainer(skipping, tokenizer).dataloader
+        got = rows(first, 4)
+        saved = first.state_dict()
+        for made in (skipping, config(recipe)):  # a range that the checkpoint has may be named again, or not
+            second = Trainer(made, tokenizer).dataloader
+            second.load_state_dict(saved)
+            assert got + rows(second, 2 * 4) == whole[:8] + whole[24:32] + whole[40:48]
+
+    def test_that_are_used_already_are_refused(self, recipe, tokenizer):
+        first = Trainer(config(recipe), tokenizer).dataloader
+        take(first, 4 * 2)
+        second = Trainer(config(recipe, skip_steps=["2-3"]), tokenizer).dataloader
+        second.load_state_dict(first.state_dict())
+        with pytest.raises(PipelineError, match="names the steps 2-3, and the data of the first 2 are used already"):
+            take(second, 1)
+
+    @pytest.mark.parametrize("text", ["0-4", "7-3", "1:2", "", "x"])
+    def test_that_are_no_range_are_refused_when_built(self, recipe, tokenizer, text):
+        with pytest.raises(RecipeError, match="a range such as 1000-1010"):
+            Trainer(config(recipe, skip_steps=[text]), tokenizer)
+
 
 class TestValidation:
     def test_counts_every_document_once_and_ends(self, recipe, tokenizer):

@@ -11,17 +11,16 @@ keys is looked at, where the trainer's config says which checkpoint it will be.
 from __future__ import annotations
 
 import json
-import os
 import re
 import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torchtitan.tools import filesystem
 
 from zephon import CheckpointError
 from zephon.state import LaneStart, RunState
@@ -140,38 +139,42 @@ def _refusal(view: TrainerView, lanes: int) -> Refusal | None:
     return None
 
 
-def _about_to_load(view: TrainerView) -> Path | None:
+def _about_to_load(view: TrainerView) -> str | None:
     """Where the data's state will be loaded from; None where it is not known here or none will be."""
     checkpoint: Any = getattr(view.config, "checkpoint", None)
     if not getattr(checkpoint, "enable", False) or "dataloader" in getattr(checkpoint, "exclude_from_loading", ()):
         return None
-    folder = Path(getattr(view.config, "dump_folder", ""), checkpoint.folder)
+    folder = filesystem.join(getattr(view.config, "dump_folder", ""), checkpoint.folder)
     step = checkpoint.load_step
-    if folder.is_dir() and step == -1:
+    if step == -1 and filesystem.isdir(folder):
         step = max(
             (
                 int(found[1])
-                for entry in folder.iterdir()
-                if (found := re.search(r"step-(\d+)", entry.name)) and (entry / ".metadata").is_file()
+                for name in filesystem.listdir(folder)
+                if (found := re.search(r"step-(\d+)", name))
+                and any(
+                    filesystem.isfile(filesystem.join(filesystem.join(folder, name), file))
+                    for file in (".metadata", "model.safetensors.index.json")
+                )
             ),
             default=-1,
         )
     if step != -1:
-        return folder / f"step-{step}" if step else None  # of step 0, the model alone is loaded
+        return filesystem.join(folder, f"step-{step}") if step else None  # of step 0, the model alone is loaded
     path = checkpoint.initial_load_path
-    if path and not checkpoint.initial_load_model_only and os.path.isdir(path):
-        return Path(path)
+    if path and not checkpoint.initial_load_model_only and filesystem.isdir(path):
+        return str(path)
     return None
 
 
-def _keys_in(folder: Path) -> list[str] | None:
+def _keys_in(folder: str) -> list[str] | None:
     """The keys of a checkpoint, or None where they cannot be read."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # the one that DCP takes for URIs
 
-    if not (folder / ".metadata").is_file():
-        return None
+    reader = FsspecReader if filesystem.is_remote(folder) else FileSystemReader
     try:
-        return list(FileSystemReader(folder).read_metadata().state_dict_metadata)
+        return list(reader(folder).read_metadata().state_dict_metadata)
     except Exception:
         return None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Annotated, Any, Self
@@ -98,6 +99,10 @@ class ZephonConfig(BaseDataLoader.Config):
     """Folder in which every rank writes where windows begin; None writes nothing."""
     allow_changes: list[str] = field(default_factory=list)
     """Names of differences to accept when a checkpoint was taken with other data; the refusal lists them."""
+    skip_steps: list[str] = field(default_factory=list)
+    """Steps whose data are left out, for example after a loss spike: 1000-1010 leaves out these eleven. They are
+    numbered from 1, as the steps of a run that leaves out none; a range that the checkpoint has left out already may
+    stay."""
     start_afresh: bool = False
     """Begin the data at its start where the checkpoint holds no Zephon state, instead of refusing it. A checkpoint
     that holds one is loaded as ever, so a restarted job may keep the switch."""
@@ -127,6 +132,24 @@ class ZephonConfig(BaseDataLoader.Config):
         made = cls(**values)
         made.to_recipe()
         return made
+
+    def ranges_to_skip(self) -> list[tuple[int, int]]:
+        """`skip_steps` as ranges [first, last) of steps counted from 0.
+
+        Raises:
+            RecipeError: one is not written as first-last.
+        """
+        ranges = []
+        for text in self.skip_steps:
+            found = re.fullmatch(r"\s*([1-9][0-9]{0,14})(?:-([1-9][0-9]{0,14}))?\s*", str(text))
+            first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+            if last < first:
+                raise RecipeError(
+                    f"dataloader.skip_steps holds {text!r}; a step such as 1000, or a range such as 1000-1010 whose "
+                    "last step is not before its first, is needed."
+                )
+            ranges.append((first - 1, last))
+        return ranges
 
     def to_recipe(self) -> DataRecipe:
         """The recipe that these fields make up, checked.

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zephon import CheckpointError, Pipeline, SampleBatch
+from zephon import CheckpointError, Pipeline, PipelineError, SampleBatch
 from zephon.pipeline import Mixture
 
 from .checkpointing import from_keys, refusal, to_keys
@@ -109,12 +109,15 @@ class ZephonDataLoader(BaseDataLoader):
         )
         self.progress = Progress()
         self._started = False
+        self._to_skip = [] if self._validating else config.ranges_to_skip()
         self._pipeline.explain()  # opens the data, so that what is wrong with it shows now
         if not self._validating:
             global _training
             _training = weakref.ref(self)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
+        if not self._started:
+            self._skip()
         self._started = True
         batches, progress = iter(self._pipeline), self.progress
         try:
@@ -130,6 +133,26 @@ class ZephonDataLoader(BaseDataLoader):
         finally:
             # Whoever drops the iterator, as a validator does after its steps, has no more use for its threads.
             self._pipeline.close()
+
+    def _skip(self) -> None:
+        """Leave out the steps that the config names, unless the checkpoint says that they are left out already."""
+        known = self._pipeline.skipped
+        for first, last in self._to_skip:
+            batch = self._topology.global_batch
+            if batch is None:
+                raise PipelineError(
+                    "dataloader.skip_steps needs a trainer's global batch, and none is known here; pass "
+                    "global_batch_size to build()."
+                )
+            if any(begin <= first * batch and last * batch <= end for begin, end in known):
+                continue
+            if first * batch < self.cursor:
+                raise PipelineError(
+                    f"dataloader.skip_steps names the steps {first + 1}-{last}, and the data of the first "
+                    f"{self.cursor // batch} are used already; load an earlier checkpoint (--checkpoint.load_step), or "
+                    "name later steps."
+                )
+            self._pipeline.skip(first, last)
 
     def _count(self, batch: SampleBatch) -> None:
         progress = self.progress

@@ -389,6 +389,12 @@ class Pipeline:
         self._skipped = _joined([*self._skipped, (first * per_step, last * per_step)])
         return self
 
+    @property
+    def skipped(self) -> tuple[tuple[int, int], ...]:
+        """The ranges [first, last) of sequence numbers that are left out, ascending, passed already or to come."""
+        lanes = self._compile().topology.lanes
+        return tuple((first * lanes, last * lanes) for first, last in self._skipped)
+
     def close(self) -> None:
         """End the threads of the stream; iterating again goes on where it stopped, or starts over after the end."""
         if self._stream:
