@@ -138,7 +138,11 @@ class Titan:
             f"--dataloader.ledger={dump / 'ledger'}",
             *more,
         ]
-        env = {**(env or {}), "ZEPHON_RECIPE": str(recipe or self.recipe), "ZEPHON_CACHE_DIR": str(self.folder / "cache")}
+        env = {
+            **(env or {}),
+            "ZEPHON_RECIPE": str(recipe or self.recipe),
+            "ZEPHON_CACHE_DIR": str(self.folder / "cache"),
+        }
         if validate:
             env["ZEPHON_VALIDATION_RECIPE"] = str(self.validation)
         return self._forks.run(ranks, args, env=env, kill_at=kill_at)
