@@ -169,7 +169,7 @@ def _about_to_load(view: TrainerView) -> str | None:
 
 def _keys_in(folder: str) -> list[str] | None:
     """The keys of a checkpoint, or None where they cannot be read."""
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # the one that DCP takes for URIs
 
     reader = FsspecReader if filesystem.is_remote(folder) else FileSystemReader
