@@ -4,6 +4,7 @@ As a program it reads one order (JSON) per line and answers with one line; every
 """
 
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -158,12 +159,15 @@ class Megatron:
         self._forks.close()
 
     def copy_checkpoint(self, source: str, target: str, iteration: int) -> Path:
-        """Begin the folder `target` with one iteration of `source`; gives the folder of that iteration."""
+        """Begin the folder `target` with one iteration of `source`; gives the folder of its states."""
         models = self.folder / target / "model"
-        copied = models / f"iter_{iteration:07d}"
-        shutil.copytree(self.folder / source / "model" / copied.name, copied)
+        copied = f"iter_{iteration:07d}"
+        for part in ("", "dataloader"):
+            origin = self.folder / source / "model" / part / copied
+            if origin.is_dir():
+                shutil.copytree(origin, models / part / copied)
         (models / "latest_checkpointed_iteration.txt").write_text(str(iteration))
-        return copied
+        return models / "dataloader" / copied / "mp_rank_00"
 
     def ledger(self, name: str):
         return read_ledger(self.folder / name / "ledger")
@@ -172,7 +176,7 @@ class Megatron:
         return self.ledger(name).step_digests(BATCH)
 
 
-def _rank(order, rank: int, port: int, program) -> None:
+def _rank(order, rank: int, port: int, program, flags) -> None:
     log = os.open(f"{order['folder']}/{rank}.log", os.O_WRONLY | os.O_CREAT, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -185,9 +189,12 @@ def _rank(order, rank: int, port: int, program) -> None:
         MASTER_ADDR="localhost",
         MASTER_PORT=str(port),
     )
-    from megatron_zephon.cpu_train import FLAGS
+    if "--ckpt-format=torch_dist" in order["args"]:
+        # Its first save would spawn a process, which imports everything again.
+        from megatron.core.dist_checkpointing.strategies import filesystem_async
 
-    sys.argv = ["pretrain_gpt_zephon.py", *FLAGS, *order["args"]]
+        filesystem_async._results_queue = multiprocessing.get_context("fork").Manager().Queue()
+    sys.argv = ["pretrain_gpt_zephon.py", *flags, *order["args"]]
     code = 0
     try:
         program.main()
@@ -237,7 +244,7 @@ def _serve() -> None:
         for rank in range(order["ranks"]):
             pid = os.fork()
             if not pid:
-                _rank(order, rank, port, program)
+                _rank(order, rank, port, program, cpu_train.FLAGS)
             pids.append(pid)
         codes: dict[int, int] = {}
         failed_at = None

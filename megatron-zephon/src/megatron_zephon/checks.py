@@ -79,7 +79,7 @@ def check_options(args: Namespace) -> None:
         ),
         (
             args.iterations_to_skip and vpp,
-            "--iterations-to-skip does not work with virtual pipeline stages in this version of Megatron; leave out one.",
+            "--iterations-to-skip does not work with virtual pipeline stages in Megatron 0.19; leave out one.",
         ),
         (
             args.full_validation and not args.multiple_validation_sets,
@@ -101,8 +101,8 @@ def check_options(args: Namespace) -> None:
         ),
         (
             evaluates and not valid,
-            f"evaluation is asked for (--eval-iters {args.eval_iters}) but --zephon-valid-data-config is missing; name a "
-            "recipe, or set --eval-iters 0.",
+            f"evaluation is asked for (--eval-iters {args.eval_iters}) but --zephon-valid-data-config is missing; name "
+            "a recipe, or set --eval-iters 0.",
         ),
         (
             args.dataloader_save and not args.save,

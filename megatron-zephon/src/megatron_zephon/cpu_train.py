@@ -69,11 +69,12 @@ def _cuda_is_cpu() -> None:
         get_device_properties=lambda device=None: SimpleNamespace(major=10, minor=0),
         # The CPU's generator is the only one. Left alone, seeds would wait for CUDA for ever.
         get_rng_state=lambda device=None: torch.get_rng_state(),
-        manual_seed=lambda seed: torch.manual_seed(seed),
+        manual_seed=torch.manual_seed,
     )
     vars(torch.cuda.random)["get_rng_state"] = torch.cuda.get_rng_state
     setattr(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)  # noqa: B010 (mypy will not have it otherwise)
-    _OnCpu().__enter__()
+    mode: Any = _OnCpu()
+    mode.__enter__()
 
 
 def _megatron_on_cpu() -> None:
@@ -83,8 +84,8 @@ def _megatron_on_cpu() -> None:
     import megatron.training.training
     import torch
 
-    vars(megatron.core.tensor_parallel.random)["_set_cuda_rng_state"] = (
-        lambda new_state, device=-1, graph_safe=False: torch.set_rng_state(new_state)
+    vars(megatron.core.tensor_parallel.random)["_set_cuda_rng_state"] = lambda new_state, device=-1, graph_safe=False: (
+        torch.set_rng_state(new_state)
     )
     # Would compile helpers of Megatron's own datasets in the installed package.
     vars(megatron.core.datasets.utils)["compile_helpers"] = lambda: None

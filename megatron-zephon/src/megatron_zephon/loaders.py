@@ -129,7 +129,7 @@ class EvalLoader:
         return iter(self._pipeline)
 
     def _enter(self, place: int) -> Iterator[SampleBatch]:
-        """The batches from batch `place` on, counted over all passes; a pass may have to be made to learn its length."""
+        """The batches from batch `place` on, counted over all passes; it may take a pass to learn how long one is."""
         batches, passed = self._fresh(), 0
         while passed < place:
             if next(batches, None) is None:

@@ -6,9 +6,11 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["STATE_FOLDER_NOTE", "add_options", "defaults_for"]
+__all__ = ["STATE_FOLDER", "add_options", "defaults_for"]
 
-STATE_FOLDER_NOTE = "by default the folder of --save, so that the state lies, and goes, with the model's checkpoint"
+STATE_FOLDER = "dataloader"
+"""Where states lie in the folder of --save unless --dataloader-save says otherwise. Not in the iteration's own folder,
+which Megatron takes for a broken checkpoint when something is in it already."""
 
 _UNSET = ("create_attention_mask_in_dataloader", "eval_iters")
 """Options of Megatron with a default that does not fit here: unset unless the command line has them."""
@@ -71,17 +73,20 @@ def add_options(parser: ArgumentParser) -> ArgumentParser:
     add(
         "--zephon-prune-state",
         action="store_true",
-        help="At each save, delete the saved states of iterations whose model in --save is gone.",
+        help="At each save, delete the saved states of iterations whose model in --save is gone (on by itself with "
+        "--save-retain-interval).",
     )
     add(
         "--dataloader-save",
         metavar="FOLDER",
-        help=f"Where the state of the data is saved with each checkpoint; {STATE_FOLDER_NOTE}.",
+        help=f"Where the state of the data is saved with each checkpoint; by default {STATE_FOLDER} in the folder of "
+        "--save.",
     )
     add(
         "--dataloader-load",
         metavar="FOLDER",
-        help="Where a resumed run finds that state; by default the folder of --load, then that of --dataloader-save.",
+        help=f"Where a resumed run finds that state; by default {STATE_FOLDER} in the folder of --load, that folder, "
+        "or the folder of --dataloader-save, whichever has the iteration.",
     )
     add(
         "--create-attention-mask-in-dataloader",
@@ -108,9 +113,19 @@ def defaults_for(given: Namespace) -> dict[str, Any]:
         "eval_iters": 100 if given.zephon_valid_data_config or given.zephon_test_data_config else 0,
         "eval_interval": given.train_iters or 1000,
     }
-    if given.save:
-        defaults["dataloader_save"] = given.save
-    folder = given.dataloader_save or given.save
+    folder = given.dataloader_save
+    if not folder and given.save:
+        folder = defaults["dataloader_save"] = str(Path(given.save) / STATE_FOLDER)
     if folder:
         defaults["zephon_flush_index"] = str(Path(folder) / "zephon-windows")
+    if given.step_batch_size_schedule and given.eval_global_batch_size is None:
+        # Megatron would take one that grows with the number of ranks.
+        defaults["eval_global_batch_size"] = _last_size(given.step_batch_size_schedule)
     return defaults
+
+
+def _last_size(schedule: str) -> int | None:
+    """The batch size that a schedule ends with, such as 128 of "0:64 1M:128"; None where it is none."""
+    size = schedule.replace(",", " ").split()[-1:]
+    number = size[0].rpartition(":")[2] if size else ""
+    return int(number) if number.isdecimal() else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.checkpointing import get_loaded_iteration
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from zephon import DataRecipe, PipelineError, Pipeline, ZephonError
+from zephon import DataRecipe, Pipeline, PipelineError, ZephonError
 from zephon.tokenizer import Tokenizer
 from zephon.topology import Topology
 
@@ -26,11 +27,13 @@ from . import metrics
 from .batches import BatchForm
 from .checks import check_options, check_tokenizer, eval_topology, read_recipe, tokenizer_path, train_topology
 from .loaders import EvalLoader, TrainLoader
+from .options import STATE_FOLDER
 from .states import FORMAT, find_state, prune_states
 
 __all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
 
 _T = TypeVar("_T")
+_log = logging.getLogger("zephon")
 
 
 class _Rank(NamedTuple):
@@ -63,7 +66,9 @@ def zephon_train_valid_test_datasets_provider(
     recipe, topology, tokenizer = _together(lambda: _checked(args, rank))
     train = _together(lambda: _train_pipeline(args, rank, recipe, topology) if _trains(args, rank) else None)
     if not args.skip_train:
-        _go_to_place(args, train)
+        said = _go_to_place(args, train)
+        if said and not vp_stage:
+            print_rank_0(f"zephon: {said}")
     form = BatchForm.of(args, tokenizer.eos_id)
     loader = None
     if train is not None:
@@ -143,53 +148,51 @@ def _train_pipeline(args: Namespace, rank: _Rank, recipe: DataRecipe, topology: 
 # The place to go on from
 
 
-def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> None:
-    """Put the stream where the model stands. Every rank takes part; `pipeline` is None where there is none."""
+def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
+    """Put the stream where the model stands, and say how; "" for a new run: nothing loaded, a model of iteration 0, or
+    --finetune. Every rank takes part; `pipeline` is None where there is none."""
     consumed = args.consumed_train_samples
     if not consumed:
-        return  # a new run: nothing loaded, a model of iteration 0, or --finetune
+        return ""
     by_state = args.virtual_pipeline_model_parallel_size is None and not args.zephon_seek
     states = _on_first_rank(lambda: _find(args, pipeline)) if by_state else None
-    cursor = None
+    first = states[0] if states else None
+    saved = first and first["rounds"] * first["lanes_total"]
+    here = first is not None and saved == consumed and not first["extra"]
 
-    def go() -> int | None:
+    def go() -> None:
         if pipeline is None:
-            return None
-        if states is not None:
+            return
+        if states:
             allowed = [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
             pipeline.restore(states, allow_changes=allowed)
-            reached = pipeline.checkpoint()
-            if reached["rounds"] * reached["lanes_total"] == consumed and not reached["extra"]:
-                return int(consumed)
-        pipeline.seek(sequence_number=consumed)
-        return None
+        if not here:
+            pipeline.seek(sequence_number=consumed)
 
-    cursor = _together(go)
-    if cursor is not None:
-        print_rank_0(f"zephon: the data go on from their saved state, at record {consumed}.")
-        return
+    _together(go)
+    if here:
+        return f"the data go on from their saved state, at record {consumed}."
     why = (
         "virtual pipeline stages save no state of the data"
         if args.virtual_pipeline_model_parallel_size is not None
         else "--zephon-seek is given"
-        if states is None
-        else f"the saved state is at record {states[0]['rounds'] * states[0]['lanes_total']}, which is not where the "
-        "model stands (as with a checkpoint made to rerun an iteration)"
+        if first is None
+        else f"the saved state is at record {saved}, which is not where the model stands (as with a checkpoint made to "
+        "rerun an iteration)"
     )
-    print_rank_0(f"zephon: {why}; the data go on by the number of consumed samples, {consumed}.")
+    return f"{why}; the data go on by the number of consumed samples, {consumed}."
 
 
 def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]:
     assert pipeline is not None  # global rank 0 trains
-    loaded = get_loaded_iteration()
-    iteration = loaded if loaded is not None and loaded > 0 else args.iteration
-    if args.dataloader_load:
-        folders = [args.dataloader_load]
-    else:
-        folders = [folder for folder in dict.fromkeys((args.load, args.dataloader_save)) if folder]
+    # --override-ckpt-iteration gives a model another number than that of the iteration it was saved at.
+    loaded = get_loaded_iteration() if getattr(args, "override_ckpt_iteration", None) is not None else None
+    folders = [args.dataloader_load]
+    if not args.dataloader_load:
+        folders = [args.load and str(Path(args.load) / STATE_FOLDER), args.load, args.dataloader_save]
     return find_state(
-        [Path(folder) for folder in folders],
-        iteration=iteration,
+        [Path(folder) for folder in dict.fromkeys(folders) if folder],
+        iteration=args.iteration if loaded is None else loaded,
         consumed=args.consumed_train_samples,
         fingerprint=pipeline.checkpoint()["fingerprint"],
     )
@@ -197,8 +200,11 @@ def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]
 
 def _describe(args: Namespace, rank: _Rank) -> dict[str, Any]:
     """What a saved state says besides the lanes."""
-    if args.zephon_prune_state and rank.dp_rank == 0:
-        prune_states(args.dataloader_save, args.save)
+    if rank.dp_rank == 0 and (args.zephon_prune_state or args.save_retain_interval is not None):
+        try:
+            prune_states(args.dataloader_save, args.save)
+        except OSError as error:  # nothing that other ranks should be left waiting for
+            _log.warning("old states of the data in %s cannot be deleted: %s", args.dataloader_save, error)
     machine = get_rerun_state_machine()
     # Told to rerun an iteration elsewhere, Megatron saves the state of before it after its batches have been used.
     again = machine.state == RerunState.WILL_RERUN_FROM_CHECKPOINT
@@ -309,7 +315,7 @@ def _on_first_rank(make: Callable[[], _T]) -> _T:
         except ZephonError as error:
             told = [(None, (type(error), str(error)))]
     dist.broadcast_object_list(told, src=0)
-    made, error = told[0]
-    if error is not None:
-        raise error[0](error[1])
+    made, failed = told[0]
+    if failed is not None:
+        raise failed[0](failed[1])
     return made

@@ -28,6 +28,13 @@ FORMAT = 1
 """Layout of what `save_state` gives."""
 
 _RANK_FOLDERS = ("mp_rank_00", "mp_rank_00_000")
+_NUMBERS = {
+    "iteration": "iteration",
+    "consumed": "consumed_train_samples",
+    "cursor": "cursor",
+    "dp_size": "dp_size",
+    "time": "time",
+}
 _FILE = re.compile(r"train_dataloader_dprank\d{3,}\.pt")
 _ITERATION = re.compile(r"iter_(\d{7,})")
 
@@ -82,10 +89,10 @@ class Saved:
             run = RunState.from_dict(saved["zephon"])
         except (KeyError, CheckpointError) as error:
             raise CheckpointError(f"{path} is damaged: {error}") from None
-        numbers = [saved.get(key) for key in ("iteration", "consumed_train_samples", "cursor", "dp_size", "time")]
-        if not all(isinstance(number, int) for number in numbers):
-            raise CheckpointError(f"{path} is damaged: its numbers are {numbers}")
-        return Saved(path, *numbers, saved["zephon"], run)
+        numbers = {name: saved.get(key) for name, key in _NUMBERS.items()}
+        if not all(isinstance(number, int) for number in numbers.values()):
+            raise CheckpointError(f"{path} is damaged: it says {numbers}")
+        return Saved(path=path, **numbers, state=saved["zephon"], run=run)
 
     @property
     def moment(self) -> tuple[Any, ...]:
@@ -208,6 +215,4 @@ def prune_states(states: str | os.PathLike[str], models: str | os.PathLike[str])
 
 def _has_model(folder: Path) -> bool:
     """Whether an iteration's folder holds anything but states."""
-    return folder.is_dir() and any(
-        not _FILE.fullmatch(path.name) for path in folder.rglob("*") if not path.is_dir()
-    )
+    return folder.is_dir() and any(not _FILE.fullmatch(path.name) for path in folder.rglob("*") if not path.is_dir())

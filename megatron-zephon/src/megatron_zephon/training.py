@@ -147,9 +147,7 @@ def forward_step(data_iterator: Any, model: Any, return_schedule_plan: bool = Fa
         if return_schedule_plan:
             output = model.build_schedule_plan(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"])
         else:
-            output = model(
-                *inputs, labels=batch["labels"], loss_mask=batch["loss_mask"], packed_seq_params=packing
-            )
+            output = model(*inputs, labels=batch["labels"], loss_mask=batch["loss_mask"], packed_seq_params=packing)
     return output, partial(loss_func, batch["loss_mask"])
 
 
