@@ -67,12 +67,12 @@ class Forks:
             env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
 
-    def run(self, ranks: int, args: list[str], *, env: dict[str, str], kill_at: int | None = None) -> Outcome:
+    def run(self, ranks: int, args: list[str], *, env: dict[str, str], kill_at: int | None = None, **more) -> Outcome:
         """Train on `ranks` ranks; `kill_at`: SIGKILL to all of them once that step is made."""
         self._count += 1
         folder = self._folder / f"run-{self._count}"
         folder.mkdir()
-        order = {"ranks": ranks, "args": args, "env": env, "kill_at": kill_at, "folder": str(folder)}
+        order = {"ranks": ranks, "args": args, "env": env, "kill_at": kill_at, "folder": str(folder), **more}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -122,27 +122,26 @@ class Megatron:
         micro: int = 2,
         steps: int = STEPS,
         save: int | None = SAVED,
-        ckpt: str = "torch",
+        ckpt: str = "torch_dist",
         kill_at: int | None = None,
-        sizes: tuple[str, ...] = (f"--global-batch-size={BATCH}",),
+        batches: int | None = None,
+        sizes: tuple[str, ...] = (f"--global-batch-size={BATCH}", f"--train-iters={STEPS}", "--lr-decay-iters=100"),
     ) -> Outcome:
-        """Train in the folder `name`, going on from what is saved there; an option of `more` overrides."""
+        """Train in the folder `name`, going on from what is saved there; options of `more` override."""
         out = self.folder / name
         args = [
             f"--zephon-data-config={self.recipe}",
             f"--zephon-ledger={out / 'ledger'}",
             f"--tokenizer-model={self.tokenizer}",
             "--make-vocab-size-divisible-by=8",
-            "--num-layers=2",
+            "--num-layers=4",
             "--hidden-size=32",
             "--num-attention-heads=2",
             f"--seq-length={SEQ}",
             f"--max-position-embeddings={SEQ}",
             f"--micro-batch-size={micro}",
             *sizes,
-            f"--train-iters={STEPS}",
             "--lr=1e-3",
-            "--lr-decay-iters=100",
             "--attention-dropout=0",
             "--hidden-dropout=0",
             "--log-interval=1",
@@ -150,10 +149,22 @@ class Megatron:
             f"--ckpt-format={ckpt}",
             "--distributed-timeout-minutes=2",
         ]
+        args.append(f"--load={out / 'model'}")
         if save is not None:
-            args += [f"--save={out / 'model'}", f"--load={out / 'model'}", f"--save-interval={save}"]
+            args += [f"--save={out / 'model'}", f"--save-interval={save}"]
         env = {"ZEPHON_CACHE_DIR": str(self.folder / "cache")}
-        return self._forks.run(ranks, [*args, *more], env=env, kill_at=kill_at)
+        order = {} if batches is None else {"batches": batches, "out": str(out)}
+        return self._forks.run(ranks, [*args, *more], env=env, kill_at=kill_at, **order)
+
+    def batches(self, name: str, ranks: int, *more: str, micro: int = 2, count: int = 2) -> list[list[dict]]:
+        """What `get_batch` gives on every rank, without a model: `count` batches each."""
+        import torch
+
+        out = self.folder / name
+        out.mkdir()
+        run = self.run(name, ranks, *more, micro=micro, save=None, batches=count)
+        assert run.ok, run.log
+        return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(ranks)]
 
     def close(self) -> None:
         self._forks.close()
@@ -197,7 +208,10 @@ def _rank(order, rank: int, port: int, program, flags) -> None:
     sys.argv = ["pretrain_gpt_zephon.py", *flags, *order["args"]]
     code = 0
     try:
-        program.main()
+        if "batches" in order:
+            _batches(order, rank, program)
+        else:
+            program.main()
     except SystemExit as exit:
         code = exit.code or 0
     except BaseException as error:
@@ -209,6 +223,25 @@ def _rank(order, rank: int, port: int, program, flags) -> None:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)
+
+
+def _batches(order, rank: int, program) -> None:
+    """As far as pretrain() goes without a model; then batches, and only batches."""
+    import torch
+    from megatron.core.rerun_state_machine import RerunDataIterator
+    from megatron.training import get_args
+    from megatron.training.initialize import initialize_megatron
+
+    from megatron_zephon import zephon_train_valid_test_datasets_provider as provider
+    from megatron_zephon.training import get_batch
+
+    program.parse()
+    initialize_megatron(allow_no_cuda=True)
+    get_args().iteration = 0
+    loader, _, _ = provider((1, 1, 1))
+    iterator = None if loader is None else RerunDataIterator(loader)
+    made = [get_batch(iterator) for _ in range(order["batches"])]
+    torch.save(made, f"{order['out']}/{rank}.pt")
 
 
 def _tell_losses(training) -> None:

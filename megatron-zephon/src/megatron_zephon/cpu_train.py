@@ -24,6 +24,7 @@ FLAGS = (
     "gloo",
     "--no-gradient-accumulation-fusion",
     "--no-persist-layer-norm",
+    "--no-masked-softmax-fusion",
 )
 """Options without which Megatron wants CUDA; `main` adds them to the command line."""
 

@@ -11,6 +11,8 @@ import time
 
 _PROGRAM_START = time.time()
 
+from argparse import Namespace  # noqa: E402
+
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.transformer.multi_token_prediction import get_mtp_ranks  # noqa: E402
 from megatron.training import get_args, inprocess_restart, pretrain, set_startup_timestamps  # noqa: E402
@@ -26,7 +28,7 @@ from .options import add_options, defaults_for  # noqa: E402
 from .provider import zephon_train_valid_test_datasets_provider  # noqa: E402
 from .training import forward_step  # noqa: E402
 
-__all__ = ["main"]
+__all__ = ["main", "parse"]
 
 
 def _embedding_ranks(pipeline: list[int]) -> list[int]:
@@ -41,12 +43,17 @@ def _embedding_ranks(pipeline: list[int]) -> list[int]:
     return sorted(ranks)
 
 
+def parse() -> Namespace:
+    """Read the command line, and make what it says Megatron's arguments."""
+    defaults = defaults_for(parse_args(add_options))
+    return parse_and_validate_args(extra_args_provider=add_options, args_defaults=defaults)
+
+
 def main() -> None:
     """Run Megatron's pretrain() with Zephon's loaders."""
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=time.time())
     run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
-    defaults = defaults_for(parse_args(add_options))
-    args = parse_and_validate_args(extra_args_provider=add_options, args_defaults=defaults)
+    args = parse()
     metrics.install()
     run(
         pretrain_cfg_container_from_args(args, gpt_config_from_args(args)),
