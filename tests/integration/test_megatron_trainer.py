@@ -165,7 +165,7 @@ class TestStates:
             ("missing", "there is no saved state of the data for iteration 2"),
             (
                 "truncated",
-                "is incomplete (*dprank001.pt is damaged or cut short; 1 file of a run on 2 ranks lack 4 of 8",
+                "is incomplete (*dprank001.pt is damaged or cut short; 1 file of a run on 2 ranks lack 4",
             ),
             ("foreign", "the state was taken with other data; the data would differ:"),
         ],
@@ -191,7 +191,7 @@ class TestStates:
             assert_as_uninterrupted(megatron, uninterrupted, what, run, SAVED + 1)
         if what == "foreign":
             assert "seed: was 5, is 7" in refused.log
-            run = megatron.run(what, 1, *more, "--zephon-allow-changes=seed", save=None)
+            run = megatron.run(what, 1, *more, "--zephon-allow-changes=seed,shuffle", save=None)
             assert run.ok, run.log
             assert megatron.digests(what)[3] != megatron.digests("base")[3]
 
@@ -290,7 +290,7 @@ def test_options_of_megatrons_own_dataset_are_honoured(megatron, uninterrupted):
 
 
 def test_layers_for_multi_token_prediction_get_batches_on_their_stage(megatron):
-    more = ("--mtp-num-layers=1", "--position-embedding-type=rope", PIPELINE)
+    more = ("--mtp-num-layers=1", "--position-embedding-type=rope", "--no-rope-fusion", PIPELINE)
     run = megatron.run("mtp", 2, *more, save=None, steps=2)
     assert run.ok, run.log
     assert megatron.digests("mtp").keys() == {0, 1}
@@ -324,14 +324,15 @@ def test_torchtitan_and_megatron_train_on_the_same_global_batches(megatron, unin
         titan.close()
 
 
+@pytest.fixture(scope="module")
+def whole(megatron):
+    """Two microbatches as one rank alone gets them."""
+    (made,) = megatron.batches("whole", 1)
+    return made
+
+
 class TestBatchesOfARank:
     """`get_batch` with real process groups, where a model would need Transformer Engine."""
-
-    @pytest.fixture(scope="class")
-    def whole(self, megatron):
-        """Two microbatches as one rank alone gets them."""
-        (made,) = megatron.batches("whole", 1)
-        return made
 
     def test_context_parallel_peers_hold_the_parts_of_the_same_samples(self, megatron, whole):
         for name, more in (("cp", ()), ("cp-packed", ("--dataloader-inter-document-masking",))):

@@ -82,6 +82,11 @@ def check_options(args: Namespace) -> None:
             "--iterations-to-skip does not work with virtual pipeline stages in Megatron 0.19; leave out one.",
         ),
         (
+            args.iterations_to_skip and packed and args.context_parallel_size > 1,
+            f"--iterations-to-skip cuts the batches it skips at documents, which packed records ({packed}) with "
+            "--context-parallel-size do not allow in Megatron 0.19; leave one out.",
+        ),
+        (
             args.full_validation and not args.multiple_validation_sets,
             "--full-validation of one set does not work in this version of Megatron; add --multiple-validation-sets, "
             "which takes one recipe as well.",
@@ -163,7 +168,7 @@ def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank
             f"ranks; set --global-batch-size {args.global_batch_size}, or --zephon-canonical-replicas."
         )
     lanes = resolve_lanes(wanted, global_batch=math.gcd(*sizes), dp_degree=dp_size)
-    topology = Topology(lanes, dp_size, dp_rank)
+    Topology(lanes, dp_size, dp_rank)
     at_once = args.micro_batch_size * dp_size
     unit = math.lcm(at_once, lanes)
     for size in running:
@@ -181,8 +186,9 @@ def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank
                 f"--micro-batch-size {args.micro_batch_size} x {dp_size} data-parallel ranks; sizes that work are "
                 f"{' and '.join(map(str, around))}, and every multiple of {unit}."
             )
-    one = set(running)
-    return Topology(lanes, topology.dp_degree, dp_rank, one.pop() if len(one) == 1 else None)
+    # Of the whole run, so that it is told the same before and after a batch has grown.
+    steps = {*sizes} if args.step_batch_size_schedule is not None else {*running}
+    return Topology(lanes, dp_size, dp_rank, steps.pop() if len(steps) == 1 else None)
 
 
 def _batch_sizes(args: Namespace, dp_size: int) -> tuple[list[int], list[int]]:

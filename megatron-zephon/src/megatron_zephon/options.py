@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, HelpFormatter, Namespace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,18 @@ which Megatron takes for a broken checkpoint when something is in it already."""
 
 _UNSET = ("create_attention_mask_in_dataloader", "eval_iters")
 """Options of Megatron with a default that does not fit here: unset unless the command line has them."""
+
+
+class _Help(HelpFormatter):
+    """Prints help texts of Megatron's that have a bare "%" in them, for which argparse fails."""
+
+    def _get_help_string(self, action: Action) -> str:
+        text = action.help or ""
+        try:
+            text % {**vars(action), "prog": self._prog}
+        except (KeyError, TypeError, ValueError):
+            return text.replace("%", "%%")
+        return text
 
 
 def add_options(parser: ArgumentParser) -> ArgumentParser:
@@ -95,6 +107,7 @@ def add_options(parser: ArgumentParser) -> ArgumentParser:
         help="Have the loader make attention masks (default: only with --reset-attention-mask).",
     )
     parser.set_defaults(**dict.fromkeys(_UNSET))
+    parser.formatter_class = _Help
     return parser
 
 

@@ -19,7 +19,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.checkpointing import get_loaded_iteration
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from zephon import DataRecipe, Pipeline, PipelineError, ZephonError
+from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
 from zephon.tokenizer import Tokenizer
 from zephon.topology import Topology
 
@@ -164,8 +164,7 @@ def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         if pipeline is None:
             return
         if states:
-            allowed = [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
-            pipeline.restore(states, allow_changes=allowed)
+            _restore(args, pipeline, states)
         if not here:
             pipeline.seek(sequence_number=consumed)
 
@@ -181,6 +180,15 @@ def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         "rerun an iteration)"
     )
     return f"{why}; the data go on by the number of consumed samples, {consumed}."
+
+
+def _restore(args: Namespace, pipeline: Pipeline, states: list[Mapping[str, Any]]) -> None:
+    allowed = [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
+    try:
+        pipeline.restore(states, allow_changes=allowed)
+    except CheckpointError as error:
+        how = "\n(The command line takes names with commas: --zephon-allow-changes seed,shuffle.)"
+        raise CheckpointError(f"{error}{how * ('allow_changes' in str(error))}") from None
 
 
 def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]:
