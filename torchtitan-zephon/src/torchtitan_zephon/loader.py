@@ -11,8 +11,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zephon import CheckpointError, Pipeline, PipelineError, SampleBatch
+from zephon import CheckpointError, Pipeline, PipelineError
 from zephon.pipeline import Mixture
+from zephon.progress import Progress
 
 from .checkpointing import from_keys, refusal, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder
@@ -20,26 +21,9 @@ from .config import ZephonConfig
 from .forms import BaseDataLoader, choose_form
 from .trainer_view import GlobalBatch, TrainerView
 
-__all__ = ["Progress", "ZephonDataLoader", "training_loader"]
+__all__ = ["ZephonDataLoader", "training_loader"]
 
 _training: weakref.ref[ZephonDataLoader] | None = None
-
-
-@dataclass(slots=True)
-class Progress:
-    """What this rank's loader has done, since it was built.
-
-    Attributes:
-        batches: microbatches handed out.
-        wait: seconds that the trainer waited for them, the making of tensors included.
-        places: tokens that fit into them.
-        padding: those of them that are no real tokens.
-    """
-
-    batches: int = 0
-    wait: float = 0.0
-    places: int = 0
-    padding: int = 0
 
 
 class ZephonDataLoader(BaseDataLoader):
@@ -127,8 +111,7 @@ class ZephonDataLoader(BaseDataLoader):
                 if batch is None:
                     return
                 shaped = self._form.shape(batch)
-                progress.wait += time.perf_counter() - began
-                self._count(batch)
+                progress.add(batch, time.perf_counter() - began)
                 yield shaped
         finally:
             # Whoever drops the iterator, as a validator does after its steps, has no more use for its threads.
@@ -153,13 +136,6 @@ class ZephonDataLoader(BaseDataLoader):
                     "name later steps."
                 )
             self._pipeline.skip(first, last)
-
-    def _count(self, batch: SampleBatch) -> None:
-        progress = self.progress
-        places = len(batch) * (self._form.seq_len + 1)
-        progress.batches += 1
-        progress.places += places
-        progress.padding += places - int(batch.lengths.sum())
 
     def state_dict(self) -> dict[str, Any]:
         """One key per owned lane and one for the run; see `torchtitan_zephon.checkpointing`.

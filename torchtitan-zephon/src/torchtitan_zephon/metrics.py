@@ -8,37 +8,17 @@ from typing import Any
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.observability import structured_logger as sl
 
-from .loader import Progress, ZephonDataLoader, training_loader
+from zephon import progress
+from zephon.progress import Progress
+
+from .loader import ZephonDataLoader, training_loader
 
 __all__ = ["ZephonMetricsProcessor", "loader_metrics"]
 
 
 def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float]:
-    """What this rank's loader did since `since`, and where it is.
-
-    zephon/data_wait(s)
-        Mean time that the trainer waited for a microbatch.
-    zephon/padding(%)
-        Share of places that hold no real token.
-    zephon/cursor
-        Records that all ranks have used since the start of the run.
-    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE, zephon/skipped_rows/SOURCE
-        Tokens made since the process started, those ahead of the trainer included; their share of all; the share
-        wanted; rows that were null, empty or only white space.
-    """
-    now = loader.progress
-    batches, places = now.batches - since.batches, now.places - since.places
-    metrics = {
-        "zephon/data_wait(s)": (now.wait - since.wait) / max(1, batches),
-        "zephon/padding(%)": 100 * (now.padding - since.padding) / max(1, places),
-        "zephon/cursor": float(loader.cursor),
-    }
-    for name, mixture in loader.mixture().items():
-        metrics[f"zephon/tokens/{name}"] = float(mixture.tokens)
-        metrics[f"zephon/mixture/{name}"] = mixture.achieved
-        metrics[f"zephon/mixture_target/{name}"] = mixture.target
-        metrics[f"zephon/skipped_rows/{name}"] = float(mixture.skipped)
-    return metrics
+    """What this rank's loader did since `since`, and where it is; see `zephon.progress.loader_metrics`."""
+    return progress.loader_metrics(loader.progress, since, cursor=loader.cursor, mixture=loader.mixture())
 
 
 class ZephonMetricsProcessor(MetricsProcessor):

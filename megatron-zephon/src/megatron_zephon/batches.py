@@ -1,0 +1,92 @@
+"""The forms of batches that Megatron's options ask for.
+
+A batch is a fresh dict of what Megatron knows, and nothing else: tokens, labels, position_ids int64[mbs, S], loss_mask
+float32[mbs, S]; attention_mask bool[mbs, 1, S, S] (True where a token must not look) if it is to be made; cu_seqlens
+int32[mbs, S + 1] and max_seqlen int32[mbs] if documents are kept apart as packed sequences.
+"""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from zephon import SampleBatch
+
+__all__ = ["BatchForm"]
+
+
+@dataclass(frozen=True)
+class BatchForm:
+    """How batches are to look.
+
+    Attributes:
+        seq_len: S, tokens of a record that the model sees.
+        eos_id: the token that ends documents; None where there is none.
+        fill: the label where no loss is counted. A token that the model knows, since not every cross entropy takes
+            another number.
+        reset_positions: positions begin again with every document.
+        attention_mask: None, "causal", or "documents" to keep documents apart.
+        packed: with the bounds of documents, for attention over packed sequences.
+        mask_eos: no loss where the input is the end of a document.
+    """
+
+    seq_len: int
+    eos_id: int | None
+    fill: int
+    reset_positions: bool = False
+    attention_mask: str | None = None
+    packed: bool = False
+    mask_eos: bool = False
+    _causal: torch.Tensor = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        # bool[S, S], made once: making it takes longer than all the rest.
+        size = self.seq_len if self.attention_mask else 0
+        object.__setattr__(self, "_causal", torch.ones(size, size, dtype=torch.bool).triu_(1))
+
+    @staticmethod
+    def of(args: Namespace, eos_id: int | None) -> BatchForm:
+        """The form for Megatron's arguments, which have been checked."""
+        packed = bool(args.sft or args.dataloader_inter_document_masking)
+        mask = None
+        if args.create_attention_mask_in_dataloader:
+            mask = "documents" if args.reset_attention_mask else "causal"
+        return BatchForm(
+            seq_len=args.seq_length,
+            eos_id=eos_id,
+            fill=0 if eos_id is None else eos_id,
+            reset_positions=bool(args.reset_position_ids or packed),
+            attention_mask=mask,
+            packed=packed,
+            mask_eos=bool(args.eod_mask_loss),
+        )
+
+    def shape(self, batch: SampleBatch) -> dict[str, Any]:
+        """The batch as Megatron takes it."""
+        apart = self.attention_mask == "documents"
+        fields = batch.to_training(
+            ignore_index=self.fill,
+            eos_mask_loss=self.mask_eos,
+            eos_token_id=self.eos_id if self.mask_eos else None,
+            return_loss_mask=True,
+            return_cu_seqlens=self.packed,
+            position_mode="preserve" if self.reset_positions or apart else "sequence",
+            rename_fields={"input_ids": "tokens"},
+        )
+        if self.packed:
+            # As wide as Megatron's own: a width that does not depend on the documents.
+            bounds = fields["cu_seqlens"]
+            wide = torch.full((len(batch), self.seq_len + 1), self.seq_len, dtype=torch.int32)
+            wide[:, : bounds.shape[1]] = bounds
+            fields["cu_seqlens"] = wide
+        if apart:
+            document = (fields["position_ids"] == 0).cumsum(1)
+            fields["attention_mask"] = (self._causal | (document[:, :, None] != document[:, None, :]))[:, None]
+            if not self.reset_positions:
+                fields["position_ids"] = torch.arange(self.seq_len).repeat(len(batch), 1)
+        elif self.attention_mask:
+            fields["attention_mask"] = self._causal.repeat(len(batch), 1, 1, 1)
+        return fields

@@ -1,0 +1,120 @@
+"""Metrics of the loader where Megatron's own are: in its log line, TensorBoard and Weights & Biases.
+
+Megatron's `training_log` is called on every rank at the end of every iteration; `install` puts a function in its place
+that adds to the iterations which are logged. The ranks that speak for lanes add up what they know, so that the rank
+that logs, which may hold no loader, can tell of all of them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zephon.pipeline import Mixture
+from zephon.progress import Progress, loader_metrics
+
+from .loaders import TrainLoader
+
+__all__ = ["gathered_metrics", "install", "watch"]
+
+_IN_LINE = ("zephon/data_wait(s)", "zephon/padding(%)", "zephon/cursor", "zephon/tokens/")
+_loader: TrainLoader | None = None
+_sources: list[str] = []
+_logged = Progress()
+
+
+def watch(loader: TrainLoader | None, sources: Sequence[str]) -> None:
+    """Tell of this rank's training loader; None on a rank, or for a virtual stage, that has none."""
+    global _loader, _sources, _logged
+    _sources = list(sources)
+    if loader is not None and loader.saves:
+        _loader, _logged = loader, Progress()
+
+
+def gathered_metrics() -> dict[str, float]:
+    """Metrics of all ranks since this was last called, see `zephon.progress.loader_metrics`. All ranks must call it."""
+    global _logged
+    known = torch.zeros(5 + 4 * len(_sources), dtype=torch.float64)
+    if _loader is not None:
+        now, mixture = replace(_loader.progress), _loader.mixture()
+        known[:4] = torch.tensor(
+            [
+                now.batches - _logged.batches,
+                now.wait - _logged.wait,
+                now.places - _logged.places,
+                now.padding - _logged.padding,
+            ]
+        )
+        _logged = now
+        known[4] = _loader.cursor
+        for i, part in enumerate(mixture.values()):
+            known[5 + 4 * i : 9 + 4 * i] = torch.tensor([part.target, part.tokens, part.rows, part.skipped])
+    # The cursor and the targets are the same on all that know them.
+    same = [4, *range(5, len(known), 4)]
+    known = known.to(torch.cuda.current_device())
+    largest = known[same].clone()
+    dist.all_reduce(known)
+    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+    known[same] = largest
+    batches, wait, places, padding, cursor, *rest = known.tolist()
+    parts = [rest[4 * i : 4 * i + 4] for i in range(len(_sources))]
+    made = sum(part[1] for part in parts)
+    return loader_metrics(
+        Progress(int(batches), wait, int(places), int(padding)),
+        Progress(),
+        cursor=int(cursor),
+        mixture={
+            name: Mixture(target, tokens / made if made else 0.0, int(tokens), int(rows), int(skipped))
+            for name, (target, tokens, rows, skipped) in zip(_sources, parts, strict=True)
+        },
+    )
+
+
+def install() -> None:
+    """Have Megatron's training loop log the metrics, in this process."""
+    from megatron.training import training
+
+    if not getattr(training.training_log, "with_zephon", False):
+        training.training_log = _with_zephon(training.training_log)
+
+
+def _with_zephon(stock: Callable[..., Any]) -> Callable[..., Any]:
+    from megatron.training import get_args, get_tensorboard_writer, get_wandb_writer
+
+    signature = inspect.signature(stock)
+
+    def training_log(*args: Any, **kwargs: Any) -> Any:
+        called = signature.bind(*args, **kwargs)
+        called.apply_defaults()
+        given = called.arguments
+        iteration, totals = given["iteration"], given["total_loss_dict"]
+        options = get_args()
+        in_line = iteration % options.log_interval == 0 or given["is_first_iteration"]
+        written = iteration % options.tensorboard_log_interval == 0
+        if not (in_line or written):
+            return stock(*args, **kwargs)
+        metrics = gathered_metrics()
+        if written:
+            writer, wandb = get_tensorboard_writer(), get_wandb_writer()
+            for name, value in metrics.items() if writer else ():
+                writer.add_scalar(name, value, iteration)
+            if wandb:
+                wandb.log(metrics, iteration)
+        # Megatron prints, for each total, its mean over the iterations that made progress.
+        progress = totals.get("advanced iterations", 0) + (not given["skipped_iter"])
+        shown = {name: value for name, value in metrics.items() if name.startswith(_IN_LINE)} if in_line else {}
+        device = torch.cuda.current_device()
+        totals.update({name: torch.tensor([value * max(1, progress)], device=device) for name, value in shown.items()})
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            for name in shown:
+                totals.pop(name, None)
+
+    training_log.with_zephon = True  # type: ignore[attr-defined]
+    return training_log
