@@ -138,6 +138,21 @@ def test_misconfigured_runs_fail_before_their_first_step(titan):
         assert wanted in run.logs[0] and "step:  1" not in run.logs[0]
 
 
+def test_ranks_that_would_read_different_data_are_refused(titan):
+    other = titan.folder / "other.toml"
+    other.write_text(titan.recipe.read_text().replace('path = "a"', 'path = "b"'))
+    run = titan.run("apart", 2, last_env={"ZEPHON_RECIPE": str(other)})
+    assert run.codes == [1, 1]
+    for log in run.logs:
+        assert "ranks 1 would read other data than rank 0: dataset a is" in log
+
+
+def test_validation_data_that_are_not_there_are_told_before_the_first_step(titan):
+    run = titan.run("unvalidated", 1, "--validator.dataloader.sources.0.path=nowhere", validate=True)
+    assert run.codes == [1]
+    assert "nowhere' does not exist" in run.logs[0] and "step:  1" not in run.logs[0]
+
+
 @pytest.mark.parametrize(
     "ranks, more",
     [
@@ -169,6 +184,13 @@ def test_validation_ends_everywhere_at_once_with_one_loss_on_any_number_of_ranks
         run = titan.run(f"validated{ranks}", ranks, "--training.steps=4", "--validator.freq=4", validate=True)
         assert run.ok, run.logs[0]
         losses[ranks] = run.validation[4]
+    # A step of pipeline parallelism takes four microbatches, and one lane's records are not a multiple of them.
+    titan.copy_checkpoint("base", SAVED, "validated-pp")
+    pp = ["--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=1F1B"]
+    pp += ["--training.local_batch_size=4", "--validator.dataloader.canonical_replicas=1"]
+    run = titan.run("validated-pp", 2, "--training.steps=4", "--validator.freq=4", *pp, validate=True)
+    assert run.ok, run.logs[0]
+    assert run.validation[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[2] == pytest.approx(losses[1], rel=1e-4)
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
 

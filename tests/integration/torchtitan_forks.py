@@ -44,7 +44,7 @@ class Outcome:
         # Of the last rank: with pipeline parallelism, the first does not know the loss.
         for step, loss in _STEP.findall(self.logs[-1].replace("validate step", "validated")):
             self.losses[int(step)] = float(loss)
-        for step, loss in _VALIDATION.findall(self.logs[0]):
+        for step, loss in _VALIDATION.findall(self.logs[-1]):
             self.validation[int(step)] = float(loss)
 
     @property
@@ -67,12 +67,26 @@ class Forks:
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": pythonpath},
         )
 
-    def run(self, ranks: int, args: list[str], *, env: dict[str, str], kill_at: int | None = None) -> Outcome:
-        """Train on `ranks` ranks; `kill_at`: SIGKILL to all of them once that step is logged."""
+    def run(
+        self,
+        ranks: int,
+        args: list[str],
+        *,
+        env: dict[str, str],
+        last_env: dict[str, str] | None = None,
+        kill_at: int | None = None,
+    ) -> Outcome:
+        """Train on `ranks` ranks.
+
+        Args:
+            last_env: more of the environment, for the last rank alone.
+            kill_at: SIGKILL to all of them once that step is logged.
+        """
         self._count += 1
         folder = self._folder / f"run-{self._count}"
         folder.mkdir()
-        order = {"ranks": ranks, "args": args, "env": env, "kill_at": kill_at, "folder": str(folder)}
+        order = {"ranks": ranks, "args": args, "env": env, "last_env": last_env or {}}
+        order |= {"kill_at": kill_at, "folder": str(folder)}
         self._process.stdin.write(json.dumps(order) + "\n")
         self._process.stdin.flush()
         answer = self._process.stdout.readline()
@@ -120,6 +134,7 @@ class Titan:
         validate: bool = False,
         recipe: Path | None = None,
         env: dict[str, str] | None = None,
+        last_env: dict[str, str] | None = None,
     ):
         """Train in the dump folder `name`."""
         dump = self.folder / name
@@ -145,7 +160,7 @@ class Titan:
         }
         if validate:
             env["ZEPHON_VALIDATION_RECIPE"] = str(self.validation)
-        return self._forks.run(ranks, args, env=env, kill_at=kill_at)
+        return self._forks.run(ranks, args, env=env, last_env=last_env, kill_at=kill_at)
 
     def close(self) -> None:
         self._forks.close()
@@ -167,7 +182,7 @@ def _rank(order, rank: int, port: int, train) -> None:
     for stream in (1, 2):
         os.dup2(log, stream)
     os.environ.update(
-        order["env"],
+        order["env"] | (order["last_env"] if rank == order["ranks"] - 1 else {}),
         RANK=str(rank),
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(order["ranks"]),

@@ -6,7 +6,6 @@ import threading
 from dataclasses import fields, replace
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -272,7 +271,7 @@ class TestState:
         for _ in range(steps):
             step(iterators, local)
         states = [loader.state_dict() for loader in loaders]
-        assert len({state["run"] for state in states}) == 1
+        assert all(torch.equal(state["run"], states[0]["run"]) for state in states)
         together = {key: value for state in states for key, value in state.items()}
         return together, step(iterators, local)
 
@@ -336,7 +335,7 @@ class TestState:
         view = TrainerView(SimpleNamespace(dump_folder=str(tmp_path), checkpoint=checkpoint))
         assert refusal(view, 8) is None  # a fresh start
         for name, keys in (("step-2", {"dp_rank_0": "x"}), ("step-10", {})):
-            state = {"dataloader": keys, "step": 1}
+            state = {"dataloader": keys, "train_state": {"step": 1}}
             dcp.save(state, checkpoint_id=tmp_path / "checkpoint" / name, no_dist=True)
         assert "step-10 holds no data loader's state" in refusal(view, 8).text
         checkpoint.load_step = 2
@@ -353,7 +352,7 @@ class TestState:
     def test_is_looked_for_in_a_remote_folder_as_well(self, tmp_path):
         import torch.distributed.checkpoint as dcp
 
-        dcp.save({"dataloader": {}, "step": 1}, checkpoint_id=tmp_path / "checkpoint" / "step-4", no_dist=True)
+        dcp.save({"train_state": {"step": 1}}, checkpoint_id=tmp_path / "checkpoint" / "step-4", no_dist=True)
         checkpoint = SimpleNamespace(
             enable=True,
             folder=f"file://{tmp_path}/checkpoint",
@@ -364,6 +363,10 @@ class TestState:
         )
         view = TrainerView(SimpleNamespace(dump_folder="elsewhere", checkpoint=checkpoint))
         assert "checkpoint/step-4 holds no data loader's state" in refusal(view, 8).text
+        # TorchTitan writes the last checkpoint of a run so by default.
+        dcp.save({"norm.weight": torch.ones(2)}, checkpoint_id=tmp_path / "checkpoint" / "step-5", no_dist=True)
+        found = refusal(view, 8)
+        assert "step-5 holds a model alone" in found.text and not found.absent
 
 
 class TestSkippedSteps:
@@ -447,15 +450,19 @@ class TestValidation:
 
 def test_metrics_say_what_the_loader_did(recipe, tokenizer):
     loader = Trainer(config(recipe), tokenizer).dataloader
-    since = replace(loader.progress)
-    _, iterator = take(loader, BATCH // 2)
+    _, iterator = take(loader, 3 * BATCH // 2)
+    since, wait = replace(loader.progress), loader.progress.wait
+    for _ in range(BATCH // 2 * 2):
+        next(iterator)
     metrics = loader_metrics(loader, since)
-    assert metrics["zephon/cursor"] == BATCH
+    assert metrics["zephon/cursor"] == 5 * BATCH
     assert metrics["zephon/padding(%)"] == 0
-    assert metrics["zephon/data_wait(s)"] > 0
+    assert metrics["zephon/data_wait(s)"] == pytest.approx((loader.progress.wait - wait) / 2)  # of two steps
     assert metrics["zephon/mixture_target/a"] == pytest.approx(2 / 3)
-    assert np.isclose(metrics["zephon/mixture/a"] + metrics["zephon/mixture/b"], 1)
-    assert metrics["zephon/tokens/a"] > 0 and metrics["zephon/skipped_rows/b"] == 0
+    tokens = [metrics[f"zephon/tokens/{name}"] for name in ("a", "b")]
+    assert sum(tokens) == 5 * BATCH * (SEQ + 1)  # what was used, not what lies ready
+    assert metrics["zephon/mixture/a"] == tokens[0] / sum(tokens)
+    assert metrics["zephon/skipped_rows/b"] == 0
     iterator.close()
 
 

@@ -1,8 +1,9 @@
 """The state of the data in TorchTitan's distributed checkpoint (DCP).
 
 The loader's part of a checkpoint is one key per lane, an int64[7] tensor (six numbers and their checksum), and one key
-for the run, a JSON text. Every rank writes the keys of its lanes; DCP keeps one of equal keys. A load asks for the keys
-that the fresh loader lists, which are those of the lanes that it owns now: so any topology loads what any other saved.
+for the run, uint8 with a JSON text in it. Every rank writes the keys of its lanes; DCP keeps one of equal keys. A load
+asks for the keys that the fresh loader lists, which are those of the lanes that it owns now: so any topology loads what
+any other saved.
 
 DCP refuses a checkpoint that lacks a key with a message about keys. So before the first load the checkpoint's list of
 keys is looked at, where the trainer's config says which checkpoint it will be.
@@ -14,10 +15,11 @@ import json
 import re
 import struct
 import zlib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torchtitan.tools import filesystem
@@ -25,6 +27,7 @@ from torchtitan.tools import filesystem
 from zephon import CheckpointError
 from zephon.state import LaneStart, RunState
 
+from .ranks import gathered, is_distributed
 from .trainer_view import TrainerView
 
 __all__ = ["Refusal", "from_keys", "refusal", "to_keys"]
@@ -32,10 +35,15 @@ __all__ = ["Refusal", "from_keys", "refusal", "to_keys"]
 _RUN = "run"
 _LANE = "lane_"
 _PREFIX = "dataloader."
+_RUN_BYTES = 256 << 10  # ten thousand datasets take about half of it
+_MOST_TEXT = 16 << 20
 
 
-def to_keys(state: Mapping[str, Any]) -> dict[str, Any]:
+def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, torch.Tensor]:
     """What goes into the checkpoint, for a state of `Pipeline.checkpoint`.
+
+    Args:
+        global_batch: records per step, where they are known.
 
     Raises:
         CheckpointError: the state was taken inside a round, which no other rank could load.
@@ -49,7 +57,7 @@ def to_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     # The key of the run has to be the same on every rank.
     run = replace(read, lanes={}, dp_degree=0, dp_group_id=0).to_dict()
     return {
-        _RUN: json.dumps(run, sort_keys=True),
+        _RUN: _packed(json.dumps({"state": run, "global_batch": global_batch}, sort_keys=True)),
         **{
             f"{_LANE}{lane}": torch.tensor([*start.as_list(), _check(lane, start)], dtype=torch.int64)
             for lane, start in read.lanes.items()
@@ -57,23 +65,24 @@ def to_keys(state: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def from_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
-    """The state, for `Pipeline.restore`.
+def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
+    """The state, for `Pipeline.restore`, and the records per step of the run that saved it, if it knew them.
 
     Raises:
         CheckpointError: it is not one of Zephon's, or damaged.
     """
     try:
-        run = json.loads(keys[_RUN])
+        run = json.loads(_unpacked(keys[_RUN]))
+        state, global_batch = run["state"], run["global_batch"]
         lanes = {
             int(name.removeprefix(_LANE)): [int(number) for number in value.tolist()]
             for name, value in keys.items()
             if name.startswith(_LANE)
         }
-    except (KeyError, TypeError, ValueError, AttributeError):
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError, zlib.error):
         raise CheckpointError(
             f"the data loader's part of the checkpoint has the keys {sorted(map(str, keys))[:5]} and is none of "
-            f"Zephon's; {_SWITCH}"
+            f"Zephon's, or damaged; {_SWITCH}"
         ) from None
     starts = {}
     for lane, numbers in lanes.items():
@@ -84,7 +93,31 @@ def from_keys(keys: Mapping[str, Any]) -> dict[str, Any]:
                 "another checkpoint (--checkpoint.load_step)."
             )
         starts[lane] = start
-    return replace(RunState.from_dict(run), lanes=starts).to_dict()
+    restored = replace(RunState.from_dict(state), lanes=starts).to_dict()
+    return restored, global_batch if isinstance(global_batch, int) else None
+
+
+def _packed(text: str) -> torch.Tensor:
+    """The text as uint8[_RUN_BYTES]: DCP would pickle a text, and wants tensors of one size on both sides."""
+    content = zlib.compress(text.encode())
+    if len(content) > _RUN_BYTES - 4:
+        raise CheckpointError(
+            f"the state of the run takes {len(content)} bytes compressed, more than the {_RUN_BYTES - 4} there are; "
+            "use fewer datasets."
+        )
+    packed = np.zeros(_RUN_BYTES, dtype=np.uint8)
+    packed[: 4 + len(content)] = np.frombuffer(struct.pack("<I", len(content)) + content, dtype=np.uint8)
+    return torch.from_numpy(packed)
+
+
+def _unpacked(packed: torch.Tensor) -> str:
+    content = packed.numpy().tobytes()
+    size = struct.unpack_from("<I", content)[0]
+    reader = zlib.decompressobj()
+    text = reader.decompress(content[4 : 4 + size], _MOST_TEXT)
+    if not reader.eof:
+        raise ValueError("more than a state")
+    return text.decode()
 
 
 def _check(lane: int, start: LaneStart) -> int:
@@ -92,6 +125,7 @@ def _check(lane: int, start: LaneStart) -> int:
     return zlib.crc32(struct.pack("<7q", lane, *start.as_list()))
 
 
+_OF_A_RUN = ("dataloader.", "optimizer.", "train_state.", "lr_scheduler.")
 _SWITCH = "to begin the data at its start on purpose, set --dataloader.start_afresh, which a restarted job may keep."
 
 
@@ -114,7 +148,15 @@ def refusal(view: TrainerView, lanes: int) -> Refusal | None:
     To be called by all ranks alike: the first one looks, and tells the others. Whatever else may be wrong with the
     checkpoint is DCP's to tell.
     """
-    return _on_first_rank(lambda: _refusal(view, lanes))
+    mine = b""
+    if not is_distributed() or dist.get_rank() == 0:
+        try:
+            found = _refusal(view, lanes)
+        except OSError:  # of a folder that cannot be read; the others wait for an answer
+            found = None
+        mine = b"" if found is None else json.dumps(asdict(found)).encode()
+    told = gathered(mine)[0]
+    return Refusal(**json.loads(told)) if told else None
 
 
 def _refusal(view: TrainerView, lanes: int) -> Refusal | None:
@@ -123,6 +165,13 @@ def _refusal(view: TrainerView, lanes: int) -> Refusal | None:
     if keys is None:
         return None
     names = [key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX)]
+    if not any(key.startswith(_OF_A_RUN) for key in keys):
+        return Refusal(
+            f"the checkpoint {folder} holds a model alone (TorchTitan writes the last one so with "
+            "last_save_model_only), which no run can go on from; load an earlier one (--checkpoint.load_step), or "
+            "start a new run from it in another folder (--checkpoint.initial_load_path).",
+            False,
+        )
     if _RUN not in names:
         what = "no data loader's state" if not names else "the state of another data loader"
         return Refusal(
@@ -177,12 +226,3 @@ def _keys_in(folder: str) -> list[str] | None:
         return list(reader(folder).read_metadata().state_dict_metadata)
     except Exception:
         return None
-
-
-def _on_first_rank(look: Callable[[], Refusal | None]) -> Refusal | None:
-    """What `look` says on rank 0, on every rank."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return look()
-    told = [look() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(told, src=0)
-    return told[0]

@@ -7,6 +7,7 @@ names that of a validation of all its documents. Fields can be overridden on the
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from typing import Any
 
 from torchtitan.components.validate import Validator
@@ -62,7 +63,7 @@ def _with_data(config: Trainer.Config) -> Trainer.Config:
         raise RecipeError("ZEPHON_RECIPE is not set; set it to the path of the data recipe (a TOML file) to train on.")
     config.dataloader = ZephonDataLoader.Config.from_toml(recipe)
     stock = config.metrics
-    config.metrics = ZephonMetricsProcessor.Config(log_freq=stock.log_freq, enable_tensorboard=stock.enable_tensorboard)
+    config.metrics = ZephonMetricsProcessor.Config(**{f.name: getattr(stock, f.name) for f in fields(stock) if f.init})
     validation = os.environ.get("ZEPHON_VALIDATION_RECIPE")
     if validation:
         config.validator = Validator.Config(

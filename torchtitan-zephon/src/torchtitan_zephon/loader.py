@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
+import shlex
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from zephon import CheckpointError, Pipeline, PipelineError
+from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.pipeline import Mixture
 from zephon.progress import Progress
+from zephon.state import check_ranks_agree
+from zephon.topology import Topology
 
 from .checkpointing import from_keys, refusal, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder
 from .config import ZephonConfig
 from .forms import BaseDataLoader, choose_form
+from .ranks import any_rank, gathered, is_distributed
 from .trainer_view import GlobalBatch, TrainerView
 
 __all__ = ["ZephonDataLoader", "training_loader"]
 
+_log = logging.getLogger("zephon")
 _training: weakref.ref[ZephonDataLoader] | None = None
 
 
@@ -76,40 +81,74 @@ class ZephonDataLoader(BaseDataLoader):
         )
         if not self._validating:
             check_tokenizer(tokenizer, view.model_vocab_size)
-            _check_validation(view, batch, dp_world_size, dp_rank)
-        self._pipeline = Pipeline.from_recipe(
-            recipe,
-            tokenizer=tokenizer_folder(tokenizer),
-            seq_len=self._form.seq_len,
-            microbatch_size=self._form.microbatch_size,
-            dp_degree=dp_world_size,
-            dp_group_id=dp_rank,
-            global_batch=self._topology.global_batch,
-            drop_last=not self._validating,
-            canonical_replicas=self._topology.lanes,
-            combine_flag=None if recipe.repeat else _any_rank(),
-            ledger=None if self._validating else config.ledger,
-            flush_index=None if self._validating else config.flush_index,
+            if batch is not None and not batch.fixed:
+                _log.warning(
+                    "%s is not set, so the global batch (%d sequences here) changes with the number of ranks; the "
+                    "order of the data does not.",
+                    batch.key,
+                    batch.records,
+                )
+        self._pipeline = self._pipeline_of(
+            recipe, self._topology, tokenizer_folder(tokenizer), validating=self._validating
         )
         self.progress = Progress()
         self._started = False
         self._to_skip = [] if self._validating else config.ranges_to_skip()
-        self._pipeline.explain()  # opens the data, so that what is wrong with it shows now
+        # What is wrong with the data shows now; those of a validation to come, too, and not after the first steps.
+        fingerprints = [self._pipeline.fingerprint()]
+        if not self._validating:
+            fingerprints += self._fingerprint_of_validation(batch, dp_world_size, dp_rank, tokenizer)
+        told = [json.loads(text) for text in gathered(json.dumps(fingerprints).encode())]
+        for same in zip(*told, strict=True):
+            check_ranks_agree(same)
         if not self._validating:
             global _training
             _training = weakref.ref(self)
+
+    def _pipeline_of(self, recipe: DataRecipe, topology: Topology, tokenizer: str, *, validating: bool) -> Pipeline:
+        return Pipeline.from_recipe(
+            recipe,
+            tokenizer=tokenizer,
+            seq_len=self._form.seq_len,
+            microbatch_size=self._form.microbatch_size,
+            dp_degree=topology.dp_degree,
+            dp_group_id=topology.dp_group_id,
+            global_batch=topology.global_batch,
+            drop_last=not validating,
+            canonical_replicas=topology.lanes,
+            combine_flag=None if recipe.repeat else any_rank if is_distributed() else bool,
+            ledger=None if validating else self._config.ledger,
+            flush_index=None if validating else self._config.flush_index,
+        )
+
+    def _fingerprint_of_validation(
+        self, batch: GlobalBatch | None, dp_world_size: int, dp_rank: int, tokenizer: Any
+    ) -> list[dict[str, Any]]:
+        """Of the data that the trainer's validator is going to read with this kind of loader, if it does."""
+        validator = getattr(self._view.config, "validator", None)
+        config = getattr(validator, "dataloader", None)
+        if not getattr(validator, "enable", False) or not isinstance(config, ZephonConfig):
+            return []
+        recipe = config.to_recipe().replace(repeat=False)
+        topology = check_topology(recipe, batch, dp_world_size=dp_world_size, dp_rank=dp_rank, steps=False)
+        return [self._pipeline_of(recipe, topology, tokenizer_folder(tokenizer), validating=True).fingerprint()]
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
         if not self._started:
             self._skip()
         self._started = True
-        batches, progress = iter(self._pipeline), self.progress
+        batches, progress, last = iter(self._pipeline), self.progress, None
+        # A validator that ends inside a step would leave out all of it.
+        whole = self._view.pipeline_microbatches if self._validating else 1
         try:
             while True:
                 began = time.perf_counter()
                 batch = next(batches, None)
                 if batch is None:
-                    return
+                    if last is None or progress.batches % whole == 0:
+                        return
+                    batch = last.blank()
+                last = batch
                 shaped = self._form.shape(batch)
                 progress.add(batch, time.perf_counter() - began)
                 yield shaped
@@ -120,8 +159,17 @@ class ZephonDataLoader(BaseDataLoader):
     def _skip(self) -> None:
         """Leave out the steps that the config names, unless the checkpoint says that they are left out already."""
         known = self._pipeline.skipped
+        batch = self._topology.global_batch
+        for begin, end in known:
+            named = batch and any(first * batch <= begin and end <= last * batch for first, last in self._to_skip)
+            if end > self.cursor and not named:
+                _log.warning(
+                    "the checkpoint says that the records %d to %d of the run are to be left out, and skip_steps does "
+                    "not name them; they are left out.",
+                    begin,
+                    end - 1,
+                )
         for first, last in self._to_skip:
-            batch = self._topology.global_batch
             if batch is None:
                 raise PipelineError(
                     "dataloader.skip_steps needs a trainer's global batch, and none is known here; pass "
@@ -135,6 +183,7 @@ class ZephonDataLoader(BaseDataLoader):
                     f"{self.cursor // batch} are used already; load an earlier checkpoint (--checkpoint.load_step), or "
                     "name later steps."
                 )
+            _log.warning("the data of the steps %d to %d are left out (skip_steps)", first + 1, last)
             self._pipeline.skip(first, last)
 
     def state_dict(self) -> dict[str, Any]:
@@ -143,11 +192,12 @@ class ZephonDataLoader(BaseDataLoader):
         Raises:
             CheckpointError: before a load, the checkpoint has no state that fits.
         """
-        keys = to_keys(self._pipeline.checkpoint())
+        keys = to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
         if not self._started:
             refused = refusal(self._view, self._topology.lanes)
             if refused is not None:
                 if self._config.start_afresh and refused.absent:
+                    _log.warning("%s: start_afresh begins the data at their start.", refused.text.partition(",")[0])
                     return {}
                 raise CheckpointError(refused.text)
         return keys
@@ -160,11 +210,22 @@ class ZephonDataLoader(BaseDataLoader):
         """
         if not state_dict:
             return
+        state, global_batch = from_keys(state_dict)
         try:
-            self._pipeline.restore(from_keys(state_dict), allow_changes=self._config.allow_changes)
+            self._pipeline.restore(state, allow_changes=self._config.allow_changes)
         except CheckpointError as error:
-            how = "\n(The command line takes names with commas: --dataloader.allow_changes seed,shuffle.)"
-            raise CheckpointError(f"{error}{how * ('allow_changes' in str(error))}") from None
+            text, _, names = str(error).partition("\nTo accept this on purpose, pass allow_changes=")
+            flag = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
+            how = f"\nTo accept this on purpose, pass --dataloader.allow_changes {flag}" if names else ""
+            raise CheckpointError(text + how) from None
+        mine = self._topology.global_batch
+        if global_batch and mine and global_batch != mine:
+            _log.warning(
+                "the checkpoint is of a run with %d sequences per step, this one has %d; the data go on at record %d.",
+                global_batch,
+                mine,
+                self.cursor,
+            )
 
     def close(self) -> None:
         """End the threads behind the stream."""
@@ -173,6 +234,17 @@ class ZephonDataLoader(BaseDataLoader):
     def mixture(self) -> dict[str, Mixture]:
         """Target and achieved token shares by source, as made by this rank since it started."""
         return self._pipeline.mixture()
+
+    @property
+    def dp_degree(self) -> int:
+        """Data-parallel ranks."""
+        return self._topology.dp_degree
+
+    @property
+    def batches_per_step(self) -> float:
+        """Microbatches per step on this rank; 1 where the global batch is not known."""
+        batch = self._topology.global_batch
+        return batch / self.dp_degree / self._form.microbatch_size if batch else 1.0
 
     @property
     def cursor(self) -> int:
@@ -184,26 +256,3 @@ class ZephonDataLoader(BaseDataLoader):
 def training_loader() -> ZephonDataLoader | None:
     """The loader of this process that trains, if there is one."""
     return _training() if _training is not None else None
-
-
-def _check_validation(view: TrainerView, batch: GlobalBatch | None, dp_world_size: int, dp_rank: int) -> None:
-    """Have the checks of a validation that is to come fail now, and not after the first steps."""
-    validator = getattr(view.config, "validator", None)
-    config = getattr(validator, "dataloader", None)
-    if getattr(validator, "enable", False) and isinstance(config, ZephonConfig):
-        check_topology(config.to_recipe(), batch, dp_world_size=dp_world_size, dp_rank=dp_rank, steps=False)
-
-
-def _any_rank() -> Callable[[bool], bool]:
-    """A function that says whether any rank calls it with True."""
-    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
-        return bool
-    from torchtitan.tools.utils import device_type
-
-    def combine(flag: bool) -> bool:
-        # Of all ranks: peers of a data-parallel rank ask as often as it does.
-        value = torch.tensor(int(flag), device=device_type)
-        dist.all_reduce(value, op=dist.ReduceOp.MAX)
-        return bool(value.item())
-
-    return combine

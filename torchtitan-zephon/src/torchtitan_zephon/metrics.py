@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.observability import structured_logger as sl
 
@@ -12,13 +13,41 @@ from zephon import progress
 from zephon.progress import Progress
 
 from .loader import ZephonDataLoader, training_loader
+from .ranks import sums_and_maxima
 
 __all__ = ["ZephonMetricsProcessor", "loader_metrics"]
 
 
 def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float]:
-    """What this rank's loader did since `since`, and where it is; see `zephon.progress.loader_metrics`."""
-    return progress.loader_metrics(loader.progress, since, cursor=loader.cursor, mixture=loader.mixture())
+    """What the loaders of all ranks did since `since`, and where the run is. All ranks must call it.
+
+    See `zephon.progress.loader_metrics`; the wait is per step, of the rank that waited longest over all steps.
+    """
+    now, mixture = loader.progress, loader.mixture()
+    sources = list(mixture.values())
+    used = np.broadcast_to(now.tokens, len(sources))
+    steps = max(1, round((now.batches - since.batches) / loader.batches_per_step))
+    wait, places, padding = now.wait - since.wait, now.places - since.places, now.padding - since.padding
+    rows, skipped = [part.rows for part in sources], [part.skipped for part in sources]
+    # Peers of a data-parallel rank count the same: shares are right as they are, counts are divided.
+    sums, maxima = sums_and_maxima([wait, places, padding, 1.0, *used, *rows, *skipped])
+    _, places, padding, ranks, *counts = sums.tolist()
+    used, rows, skipped = np.array(counts).reshape(3, -1) * loader.dp_degree / ranks
+    return progress.loader_metrics(
+        Progress(batches=steps, wait=float(maxima[0]), places=round(places), padding=round(padding)),
+        Progress(),
+        cursor=loader.cursor,
+        mixture={
+            name: replace(
+                part,
+                achieved=float(used[i] / max(1, used.sum())),
+                tokens=round(used[i]),
+                rows=round(rows[i]),
+                skipped=round(skipped[i]),
+            )
+            for i, (name, part) in enumerate(mixture.items())
+        },
+    )
 
 
 class ZephonMetricsProcessor(MetricsProcessor):

@@ -94,6 +94,17 @@ class TrainerView:
         return GlobalBatch(records, fixed, "training.global_batch_size", records)
 
     @property
+    def pipeline_microbatches(self) -> int:
+        """Microbatches that a step of a validator takes at once: several with pipeline parallelism, else one."""
+        parallelism, training = getattr(self.config, "parallelism", None), getattr(self.config, "training", None)
+        if getattr(parallelism, "pipeline_parallel_degree", 1) <= 1:
+            return 1
+        if hasattr(parallelism, "num_pp_microbatches"):
+            return int(parallelism.num_pp_microbatches)
+        size = getattr(parallelism, "pipeline_parallel_microbatch_size", 0)
+        return max(1, training.local_batch_size // size) if training is not None and size else 1
+
+    @property
     def model_vocab_size(self) -> int | None:
         """Rows of the model's embedding, or None where the model does not say."""
         model = getattr(getattr(self.config, "model_spec", None), "model", None)

@@ -91,6 +91,17 @@ class SampleBatch:
         edges = self._block.span_offsets
         return [self._block.span_start[a:b] for a, b in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True)]
 
+    def tokens_by_dataset(self) -> np.ndarray:
+        """int64[n_datasets]: real tokens of each dataset."""
+        block = self._block
+        counts = np.bincount(block.span_dataset, weights=block.span_lengths(), minlength=len(self._info.datasets))
+        return counts.astype(np.int64)
+
+    def blank(self) -> SampleBatch:
+        """As many records without a real token, in the same places of the run."""
+        pad_token = self._info.eos_id or 0
+        return SampleBatch(RecordBlock.filler(*self.tokens.shape, pad_token), self.sequence_numbers, self._info)
+
     def provenance(self) -> pa.Table:
         """Where every token came from: one line per document, or part of one, in order of record and place.
 

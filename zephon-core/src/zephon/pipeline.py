@@ -301,7 +301,7 @@ class Pipeline:
         names = [dataset.name for dataset in self._source.datasets]
         ratios = {name: read.tokens_per_row.get(name) for name in names}
         compiled = self._compile({k: v for k, v in ratios.items() if v} if all(ratios.values()) else None)
-        check_fingerprint(
+        accepted = check_fingerprint(
             read.fingerprint,
             compiled.fingerprint,
             allow=_names(allow_changes),
@@ -309,6 +309,8 @@ class Pipeline:
             explain=compiled.explain_growth,
         )
         position = read.starts(compiled.topology)
+        for difference in accepted:
+            _log.warning("the data differ from those of the state, as allow_changes says: %s", difference)
         self.close()
         self._compiled, self._position, self._ratios = compiled, position, compiled.tokens_per_row
         self._ended, self._agreed = False, -1
@@ -388,6 +390,11 @@ class Pipeline:
         self.close()
         self._skipped = _joined([*self._skipped, (first * per_step, last * per_step)])
         return self
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides the data, by name, as JSON types; the same on all ranks of a run."""
+        compiled = self._compile()
+        return {**compiled.fingerprint, "tokens_per_row": compiled.tokens_per_row}
 
     @property
     def skipped(self) -> tuple[tuple[int, int], ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
+
 from .batch import SampleBatch
 from .pipeline import Mixture
 
@@ -20,27 +22,30 @@ class Progress:
         wait: seconds that the trainer waited for them, the making of tensors included.
         places: tokens that fit into them.
         padding: those of them that are no real tokens.
+        tokens: int64[n_datasets], the real tokens by dataset; 0 before the first batch.
     """
 
     batches: int = 0
     wait: float = 0.0
     places: int = 0
     padding: int = 0
+    tokens: np.ndarray | int = 0
 
     def add(self, batch: SampleBatch, wait: float) -> None:
         """Count a microbatch for which the trainer waited `wait` seconds."""
-        places = batch.tokens.size
+        places, tokens = batch.tokens.size, batch.tokens_by_dataset()
         self.batches += 1
         self.wait += wait
         self.places += places
-        self.padding += places - int(batch.lengths.sum())
+        self.padding += places - int(tokens.sum())
+        self.tokens = self.tokens + tokens
 
 
 def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapping[str, Mixture]) -> dict[str, float]:
     """What was done since `since`, and where the run is.
 
     zephon/data_wait(s)
-        Mean time that the trainer waited for a microbatch.
+        Mean time that the trainer waited for each of `batches`, which an integration may set to the steps instead.
     zephon/padding(%)
         Share of places that hold no real token.
     zephon/cursor

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from .errors import CheckpointError
+from .errors import CheckpointError, PipelineError
 from .topology import MAX_LANES, Topology
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "LaneStart",
     "RunState",
     "check_fingerprint",
+    "check_ranks_agree",
     "merge_checkpoints",
     "read_states",
 ]
@@ -259,7 +260,7 @@ def check_fingerprint(
     allow: Collection[str] = (),
     where: str,
     explain: Callable[[str, Any], str | None] = lambda name, was: None,
-) -> None:
+) -> list[str]:
     """Refuse two fingerprints that differ in anything not allowed.
 
     Args:
@@ -267,20 +268,54 @@ def check_fingerprint(
         where: how the message begins.
         explain: may say it better than "was ..., is ...", given the name and what it was.
 
+    Returns:
+        One line per difference that is allowed.
+
     Raises:
         CheckpointError: one line per difference: what it was, what it is.
     """
-    lines, names = [], []
+    lines, names, allowed = [], [], []
     for name in sorted({*then, *now}):
         was, is_now = then.get(name, "absent"), now.get(name, "absent")
-        if was != is_now and name not in allow:
-            lines.append(f"  {name}: {explain(name, was) or _difference(was, is_now)}")
+        if was == is_now:
+            continue
+        line = f"{name}: {explain(name, was) or _difference(was, is_now)}"
+        if name in allow:
+            allowed.append(line)
+        else:
+            lines.append(f"  {line}")
             names.append(name)
     if lines:
         raise CheckpointError(
             f"{where}; the data would differ:\n"
             + "\n".join(lines)
             + f"\nTo accept this on purpose, pass allow_changes={names}."
+        )
+    return allowed
+
+
+def check_ranks_agree(fingerprints: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse to train where ranks would read different data.
+
+    Args:
+        fingerprints: of all ranks, by rank.
+
+    Raises:
+        PipelineError: which ranks differ from the first, and in what.
+    """
+    first = fingerprints[0]
+    others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != first]
+    if others:
+        other = fingerprints[others[0]]
+        names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
+        told = "; ".join(
+            f"{name} is {str(first.get(name, 'absent'))[:200]} on rank 0 and {str(other.get(name, 'absent'))[:200]} on "
+            f"rank {others[0]}"
+            for name in names[:3]
+        )
+        raise PipelineError(
+            f"ranks {_ranges(others)} would read other data than rank 0: {told}; give all ranks the same files, "
+            "tokenizer and settings."
         )
 
 
