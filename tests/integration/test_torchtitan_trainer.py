@@ -184,15 +184,21 @@ def test_validation_ends_everywhere_at_once_with_one_loss_on_any_number_of_ranks
         run = titan.run(f"validated{ranks}", ranks, "--training.steps=4", "--validator.freq=4", validate=True)
         assert run.ok, run.logs[0]
         losses[ranks] = run.validation[4]
-    # A step of pipeline parallelism takes four microbatches, and one lane's records are not a multiple of them.
-    titan.copy_checkpoint("base", SAVED, "validated-pp")
-    pp = ["--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=1F1B"]
-    pp += ["--training.local_batch_size=4", "--validator.dataloader.canonical_replicas=1"]
-    run = titan.run("validated-pp", 2, "--training.steps=4", "--validator.freq=4", *pp, validate=True)
-    assert run.ok, run.logs[0]
-    assert run.validation[4] == pytest.approx(losses[1], rel=1e-4)
     assert losses[2] == pytest.approx(losses[1], rel=1e-4)
     assert losses[4] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_validation_whose_records_fill_no_whole_steps_of_pipeline_parallelism_counts_them_all(titan, uninterrupted):
+    losses = []
+    pp = ["--parallelism.pipeline_parallel_degree=2", "--parallelism.pipeline_parallel_schedule=1F1B"]
+    pp += ["--training.local_batch_size=4"]  # in microbatches of one
+    for ranks, more in ((1, []), (2, pp)):
+        titan.copy_checkpoint("base", SAVED, f"uneven{ranks}")
+        more = [*more, "--training.steps=4", "--validator.freq=4", "--validator.dataloader.canonical_replicas=1"]
+        run = titan.run(f"uneven{ranks}", ranks, *more, validate=True)
+        assert run.ok, run.logs[0]
+        losses.append(run.validation[4])
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
 def test_a_finite_run_ends_at_the_same_step_on_any_number_of_ranks(titan):

@@ -119,6 +119,12 @@ class TestConfig:
         visible -= {"dataset", "dataset_path", "recipe", "infinite", "sources"}
         for name in visible:
             assert f"--dataloader.{name.replace('_', '-')}" in shown
+        values = {"int": 3, "float": 0.5}
+        for f in fields(ZephonDataLoader.Config):
+            if f.name in visible:
+                flag = f"--dataloader.{f.name}"
+                given = [flag] if str(f.type) == "bool" else [f"{flag}={values.get(str(f.type), 'auto')}"]
+                ConfigManager().parse_args([*args, *given])
 
     def test_nothing_of_the_trainers_is_taken_from_a_recipe(self, recipe):
         recipe.write_text("seq_len = 512\n" + recipe.read_text())

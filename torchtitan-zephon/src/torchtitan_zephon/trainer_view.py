@@ -96,7 +96,8 @@ class TrainerView:
     @property
     def pipeline_microbatches(self) -> int:
         """Microbatches that a step of a validator takes at once: several with pipeline parallelism, else one."""
-        parallelism, training = getattr(self.config, "parallelism", None), getattr(self.config, "training", None)
+        parallelism: Any = getattr(self.config, "parallelism", None)
+        training = getattr(self.config, "training", None)
         if getattr(parallelism, "pipeline_parallel_degree", 1) <= 1:
             return 1
         if hasattr(parallelism, "num_pp_microbatches"):

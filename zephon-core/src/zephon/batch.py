@@ -100,7 +100,8 @@ class SampleBatch:
     def blank(self) -> SampleBatch:
         """As many records without a real token, in the same places of the run."""
         pad_token = self._info.eos_id or 0
-        return SampleBatch(RecordBlock.filler(*self.tokens.shape, pad_token), self.sequence_numbers, self._info)
+        count, length = self.tokens.shape
+        return SampleBatch(RecordBlock.filler(count, length, pad_token), self.sequence_numbers, self._info)
 
     def provenance(self) -> pa.Table:
         """Where every token came from: one line per document, or part of one, in order of record and place.
