@@ -21,7 +21,7 @@ from typing import Any
 
 from ..errors import RecipeError
 
-__all__ = ["CHANGES", "COSINE_PIECES", "SHARE_ONE", "Span", "Stage", "check_stages", "spans_of"]
+__all__ = ["CHANGES", "COSINE_PIECES", "SHARE_ONE", "Span", "Stage", "check_stages", "shares_between", "spans_of"]
 
 CHANGES = ("constant", "linear", "cosine")
 COSINE_PIECES = 32
@@ -263,3 +263,21 @@ def _half_cosine(pieces: int) -> list[int]:
                 cos, sin = (cos * c - sin * s) // one, (sin * c + cos * s) // one
         made.append(min(SHARE_ONE, max(0, (one - cos) * SHARE_ONE // (2 * one))))
     return made
+
+
+def shares_between(spans: Sequence[Span], begin: int, end: int) -> list[int]:
+    """Mean shares from `begin` to `end`, in planned tokens of the run, in units of 2**-60; at a place where equal."""
+    if end <= begin:
+        end = begin + 1
+    sums = [0] * len(spans[0].shares[0])
+    for span in spans:
+        last = span.start + (span.length or max(0, end - span.start))
+        pieces = zip(span.knots, [*span.knots[1:], last - span.start], span.shares, [*span.shares[1:], span.shares[-1]], strict=True)
+        for low, high, first, final in pieces:
+            a, b = max(begin - span.start, low), min(end - span.start, high)
+            if a >= b or span.length is not None and low == span.length:
+                continue
+            for d, (p, q) in enumerate(zip(first, final, strict=True)):
+                # The mean of a straight line is its value in the middle.
+                sums[d] += (b - a) * (p + (q - p) * (a + b - 2 * low) // (2 * (high - low)))
+    return [each // (end - begin) for each in sums]
