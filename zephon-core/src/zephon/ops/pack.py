@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +47,48 @@ class PackFlat:
         return self.max_length + 1
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Tokens and what goes with them, as in `TokenBlock`; a position of -1 is one to be counted."""
+
+    tokens: np.ndarray
+    loss: np.ndarray | None = None
+    positions: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def slice(self, start: int, stop: int) -> _Part:
+        """Tokens `start:stop`, as views."""
+        return _Part(
+            self.tokens[start:stop],
+            None if self.loss is None else self.loss[start:stop],
+            None if self.positions is None else self.positions[start:stop],
+        )
+
+    def copy(self) -> _Part:
+        """The same in memory of its own."""
+        return _Part(
+            self.tokens.copy(),
+            None if self.loss is None else self.loss.copy(),
+            None if self.positions is None else self.positions.copy(),
+        )
+
+    @staticmethod
+    def concat(parts: Sequence[_Part]) -> _Part:
+        """All parts, end to end; a column that only some have is filled up."""
+        if len(parts) == 1:
+            return parts[0]
+        loss = positions = None
+        if any(part.loss is not None for part in parts):
+            loss = np.concatenate([np.ones(len(p), dtype=bool) if p.loss is None else p.loss for p in parts])
+        if any(part.positions is not None for part in parts):
+            positions = np.concatenate(
+                [np.full(len(p), -1, dtype=np.int32) if p.positions is None else p.positions for p in parts]
+            )
+        return _Part(np.concatenate([part.tokens for part in parts]), loss, positions)
+
+
 class WrapPacker:
     """The accumulator of "wrap" for one lane.
 
@@ -63,7 +106,7 @@ class WrapPacker:
         self._length = record_length
         self._pad_token = pad_token
         self._skip = skip
-        self._parts: list[np.ndarray] = []  # tokens held, in order
+        self._parts: list[_Part] = []  # tokens held, in order
         self._held = 0
         self._start = np.empty(0, dtype=np.int64)  # where each held document begins among the held tokens
         self._dataset = np.empty(0, dtype=np.int32)
@@ -74,12 +117,12 @@ class WrapPacker:
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take documents; gives a job for the records that are now complete."""
-        tokens, offsets = block.tokens, block.offsets
-        begins, ends = offsets[:-1], offsets[1:]
+        part = _Part(block.tokens, block.loss, block.positions)
+        begins, ends = block.offsets[:-1], block.offsets[1:]
         first_token = np.zeros(len(begins), dtype=np.int64)
         if self._skip and len(begins):
             first_token[0] = self._skip
-            tokens, begins, ends = tokens[self._skip :], begins - self._skip, ends - self._skip
+            part, begins, ends = part.slice(self._skip, len(part)), begins - self._skip, ends - self._skip
             begins[0] = 0
             self._skip = 0
         filled = ends > begins
@@ -89,8 +132,8 @@ class WrapPacker:
         self._token = np.concatenate([self._token, first_token[filled]])
         self._chunk = np.concatenate([self._chunk, np.full(int(filled.sum()), block.chunk, dtype=np.int64)])
         self._position = np.concatenate([self._position, block.position[filled]])
-        self._parts.append(tokens)
-        self._held += len(tokens)
+        self._parts.append(part)
+        self._held += len(part)
         count = self._held // self._length
         return [self._cut(count)] if count else []
 
@@ -108,18 +151,11 @@ class WrapPacker:
             self.tokens_left_out += self._held
             return []
         real = self._held
-        self._parts.append(np.full(self._length - real, self._pad_token, dtype=np.uint32))
-        job = self._cut(1)
+        self._parts.append(_Part(np.full(self._length - real, self._pad_token, dtype=np.uint32)))
+        return [self._cut(1, real)]
 
-        def run() -> RecordBlock:
-            block = job.run()
-            block.lengths[:] = real
-            return block
-
-        return [Job(run, job.nbytes, job.origins)]
-
-    def _cut(self, count: int) -> Job:
-        """A job for the first `count` records of what is held; keeps the rest."""
+    def _cut(self, count: int, real: int | None = None) -> Job:
+        """A job for the first `count` records of what is held, with `real` real tokens each; keeps the rest."""
         length, total = self._length, count * self._length
         # A span begins wherever a document or a record does.
         inside = self._start < total
@@ -127,7 +163,7 @@ class WrapPacker:
         owner = np.searchsorted(self._start, span, side="right") - 1
         block = RecordBlock(
             tokens=np.empty((0, length), dtype=np.uint32),
-            lengths=np.full(count, length, dtype=np.int32),
+            lengths=np.full(count, length if real is None else real, dtype=np.int32),
             span_offsets=np.searchsorted(span, np.arange(count + 1, dtype=np.int64) * length),
             span_start=(span % length).astype(np.int32),
             span_dataset=self._dataset[owner],
@@ -143,8 +179,12 @@ class WrapPacker:
         self.records += count
 
         def run() -> RecordBlock:
-            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            block.tokens = flat[:total].reshape(count, length)
+            flat = _Part.concat(parts).slice(0, total)
+            block.tokens = flat.tokens.reshape(count, length)
+            block.loss = None if flat.loss is None else flat.loss.reshape(count, length)
+            if flat.positions is not None:
+                given = flat.positions.reshape(count, length)
+                block.positions = np.where(given < 0, block.counted_positions(), given)
             return block
 
         return Job(run, total * 4, origins)
@@ -153,7 +193,7 @@ class WrapPacker:
         """Hold only the tokens from place `cut` on; they all lie in the last part."""
         left = max(0, self._held - cut)
         # A copy, so that a few tokens do not keep a whole block alive.
-        self._parts = [self._parts[-1][len(self._parts[-1]) - left :].copy()] if left else []
+        self._parts = [self._parts[-1].slice(len(self._parts[-1]) - left, len(self._parts[-1])).copy()] if left else []
         self._held = left
         first = int(np.searchsorted(self._start, cut, side="right")) - 1 if left else len(self._start)
         begun = max(0, cut - int(self._start[first])) if left else 0
