@@ -34,7 +34,12 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "prefetch_buffer_size": size | st.just("auto"),
     "runner": st.sampled_from(["inline", "threads"]),
     "special_tokens": st.sampled_from(["auto", "bos_eos", "bos", "eos", "none"]),
-    "pack_algorithm": st.just("wrap"),
+    "pack_mode": st.sampled_from(["flat", "sequences"]),
+    "pack_algorithm": st.sampled_from(["auto", "wrap", "first_fit", "best_fit", "best_fit_wrap"]),
+    "num_bins": st.integers(1, 1 << 16),
+    "max_documents_per_record": count,
+    "homogeneity": st.sampled_from(["none", "group", "full"]),
+    "oversized": st.sampled_from(["auto", "split", "drop"]),
 }
 SOURCE = st.fixed_dictionaries(
     {"name": name, "path": name},
@@ -42,6 +47,7 @@ SOURCE = st.fixed_dictionaries(
         "fmt": st.sampled_from(["parquet", "jsonl", "arrow"]) | st.none(),
         "weight": st.floats(1e-6, 1e6) | st.integers(1, 10**6),
         "text_field": name | st.none(),
+        "group": name | st.none(),
     },
 )
 sources = st.lists(SOURCE, min_size=1, max_size=4, unique_by=lambda source: source["name"])

@@ -30,6 +30,8 @@ class Source:
     """Share of the training tokens, relative to the other sources."""
     text_field: str | None = None
     """Column of the document's text where it is not the recipe's."""
+    group: str | None = None
+    """Sources of one group may share a record where homogeneity is group; None is a group of its own."""
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -89,8 +91,19 @@ class ZephonConfig(BaseDataLoader.Config):
     """Where the work runs: threads, or inline in the calling thread."""
     special_tokens: str = "auto"
     """Tokens put around each document: auto, bos_eos, bos, eos or none."""
-    pack_algorithm: str = "wrap"
-    """How documents are cut into records of one length."""
+    pack_mode: str = "flat"
+    """flat: documents end to end; sequences: whole sequences in padded records, none of them ever cut."""
+    pack_algorithm: str = "auto"
+    """How documents come into records: wrap, first_fit, best_fit or best_fit_wrap; auto: wrap, or best_fit for
+    sequences."""
+    num_bins: int = 64
+    """Records that each lane has in the making, except with wrap."""
+    max_documents_per_record: int | None = None
+    """Most documents, or parts of them, in a record; None is no limit."""
+    homogeneity: str = "none"
+    """full: a record holds documents of one source; group: of sources of one group; none: of any."""
+    oversized: str = "auto"
+    """Documents longer than a record: split, or drop, which leaves them out; auto: split, but drop sequences."""
 
     ledger: str | None = None
     """Folder in which every rank writes what it consumed, for `zephon verify`; None writes nothing."""

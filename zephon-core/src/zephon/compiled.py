@@ -19,7 +19,7 @@ from .batch import BatchInfo
 from .engine import Engine, Fetcher, Plan, Runner, make_runner
 from .errors import PipelineError
 from .io import Catalog, DecodeCache, OpenDataset
-from .ops import Batch, PackFlat, Shuffle, Tokenize, TokenizeWorker
+from .ops import Batch, PackFlat, PackSequences, Shuffle, Tokenize, TokenizeWorker
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
@@ -50,10 +50,10 @@ class Operators:
 
     @staticmethod
     def from_list(operators: Sequence[Any]) -> Operators:
-        """Check the order tokenize, pack_flat, shuffle (optional), batch."""
+        """Check the order tokenize, pack_flat or pack_sequences, shuffle (optional), batch."""
         names = {Tokenize: "tokenize", PackFlat: "pack_flat", Shuffle: "shuffle", Batch: "batch"}
         order = list(names)
-        seen = [type(operator) for operator in operators]
+        seen = [PackFlat if isinstance(operator, PackSequences) else type(operator) for operator in operators]
         described = ", ".join(names[kind] for kind in seen) or "none"
         for kind in order:
             if seen.count(kind) > 1:
@@ -211,6 +211,7 @@ def compile_pipeline(
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
+        kinds=_kinds(operators.pack, source),
     )
     return Compiled(
         source=source,
@@ -227,6 +228,29 @@ def compile_pipeline(
         plan=plan,
         info=BatchInfo(plan.dataset_names, tuple(d.catalog for d in datasets), eos_id),
     )
+
+
+def _kinds(pack: PackFlat, source: StaticMixtureWorkSource) -> np.ndarray:
+    """int64[n_datasets]: which datasets may share a record, those of one number."""
+    names = {
+        "none": [""] * len(source.datasets),
+        "full": [dataset.name for dataset in source.datasets],
+        # A dataset without a group is one of its own.
+        "group": [f"group {d.group}" if d.group else f"dataset {d.name}" for d in source.datasets],
+    }[pack.homogeneity]
+    if pack.homogeneity == "group" and all(dataset.group is None for dataset in source.datasets):
+        raise PipelineError(
+            f'{pack.name} homogeneity is "group", but no dataset has a group; give some of '
+            f"{', '.join(dataset.name for dataset in source.datasets)} one."
+        )
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    kinds = [numbers[name] for name in names]
+    if pack.has_bins and len(set(kinds)) > pack.num_bins:
+        raise PipelineError(
+            f"{pack.name} has num_bins {pack.num_bins}, and records of {len(set(kinds))} kinds (homogeneity "
+            f'"{pack.homogeneity}"); at least one bin for each kind is needed, and several are better.'
+        )
+    return np.array(kinds, dtype=np.int64)
 
 
 def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> list[str]:
@@ -281,7 +305,7 @@ def _fingerprint(
         "tokenizer": tokenizer.content_hash[:16],
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}",
         "special_tokens": f"bos={special[0]} eos={special[1]}",
-        "pack_algorithm": operators.pack.algorithm,
+        "pack_algorithm": operators.pack.described(),
         "shuffle": f"buffer_size={operators.shuffle.buffer_size} seed={operators.shuffle.seed}"
         if operators.shuffle
         else "none",
@@ -294,6 +318,9 @@ def _fingerprint(
         "datasets": [dataset.name for dataset in datasets],
     }
     brief = len(datasets) > _DATASETS_IN_DETAIL
+    if operators.pack.homogeneity == "group":
+        groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
+        made["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
     for dataset, column, weight in zip(datasets, columns, source.relative_weights.values(), strict=True):
         made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, weight, brief)
     return made
@@ -320,7 +347,8 @@ def _explain(compiled: Compiled) -> str:
     ready = compiled.ready_records * compiled.record_bytes
     buffered = operators.shuffle.buffer_size * compiled.record_bytes if operators.shuffle else 0
     # Text under way and the tokens made of it; records ready, cut and in the shuffle buffers, twice while gathered.
-    bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered)
+    in_bins = operators.pack.num_bins * compiled.record_bytes * topology.width if operators.pack.has_bins else 0
+    bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered) + in_bins
     lines = ["data"]
     for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
         catalog = dataset.catalog
@@ -336,8 +364,13 @@ def _explain(compiled: Compiled) -> str:
         f"  tokenize: {operators.tokenize.tokenizer_id}, {compiled.tokenizer.backend} "
         f"{compiled.tokenizer.backend_version}, BOS {compiled.bos_id}, EOS {compiled.eos_id}, "
         f"column {operators.tokenize.field}",
-        f"  pack_flat: {operators.pack.algorithm}, records of {operators.pack.record_length:,} tokens",
+        f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
+    if operators.pack.has_bins:
+        lines.append(
+            f"    {operators.pack.num_bins} bins per lane ({_size(in_bins)} over the lanes of this group), drained "
+            f"every {plan.stretch:,} to {2 * plan.stretch:,} records and at the end of every window"
+        )
     if operators.shuffle:
         lines.append(
             f"  shuffle: buffer of {operators.shuffle.buffer_size:,} records, "

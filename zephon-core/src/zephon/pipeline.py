@@ -16,7 +16,7 @@ from .engine import Totals
 from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
 from .io import Dataset
-from .ops import Batch, PackFlat, Shuffle, Tokenize
+from .ops import Batch, PackCounts, PackFlat, PackSequences, Shuffle, Tokenize
 from .options import Options
 from .recipe import DataRecipe
 from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
@@ -24,7 +24,7 @@ from .stream import BatchStream
 from .topology import Topology
 from .work import StaticMixtureWorkSource
 
-__all__ = ["LeftOver", "Mixture", "Pipeline"]
+__all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
 _log = logging.getLogger("zephon")
 _MOST = 1 << 50
@@ -47,6 +47,43 @@ class Mixture:
     tokens: int
     rows: int
     skipped: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """What packing has made of the documents, in this process since its stream was last begun.
+
+    Records ahead of the consumer are counted, and so are those made again after a restore.
+
+    Attributes:
+        records: records made.
+        slots: places for tokens in them.
+        tokens: real tokens in them; the other places are padding.
+        documents: documents that had tokens.
+        oversized: those of them that were longer than a record.
+        split: those of them that are in more than one record.
+        dropped: those of them that were left out, being longer than a record.
+        dropped_tokens: tokens of the dropped ones.
+    """
+
+    records: int
+    slots: int
+    tokens: int
+    documents: int
+    oversized: int
+    split: int
+    dropped: int
+    dropped_tokens: int
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens per place; 1 before the first record."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def padding(self) -> float:
+        """Share of places that are padded."""
+        return 1.0 - self.efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +153,7 @@ class Pipeline:
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
         source = StaticMixtureWorkSource(
-            datasets=[Dataset.from_path(s.name, s.path, s.fmt, s.text_field) for s in recipe.sources],
+            datasets=[Dataset.from_path(s.name, s.path, s.fmt, s.text_field, group=s.group) for s in recipe.sources],
             mixture={entry.name: entry.weight for entry in recipe.sources},
             token_estimation=recipe.token_estimation,
             seed=recipe.seed,
@@ -152,7 +189,7 @@ class Pipeline:
                 special_tokens=recipe.special_tokens,
                 parallelism=_unless_auto(recipe.tokenize_parallelism),
             )
-            .pack_flat(max_length=seq_len, algorithm=recipe.pack_algorithm)
+            ._with(_packing_of(recipe, seq_len))
         )
         if recipe.shuffle_after_pack:
             pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
@@ -211,9 +248,36 @@ class Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
 
-    def pack_flat(self, max_length: int, algorithm: str = "wrap", *, parallelism: int | None = None) -> Pipeline:
-        """Cut documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
-        return self._with(PackFlat(max_length, algorithm, parallelism))
+    def pack_flat(
+        self,
+        max_length: int,
+        algorithm: str = "wrap",
+        *,
+        parallelism: int | None = None,
+        num_bins: int = 64,
+        max_documents_per_record: int | None = None,
+        homogeneity: str = "none",
+        oversized: str = "split",
+    ) -> Pipeline:
+        """Put documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
+        return self._with(
+            PackFlat(max_length, algorithm, parallelism, num_bins, max_documents_per_record, homogeneity, oversized)
+        )
+
+    def pack_sequences(
+        self,
+        max_length: int,
+        algorithm: str = "best_fit",
+        *,
+        parallelism: int | None = None,
+        num_bins: int = 64,
+        max_documents_per_record: int | None = None,
+        homogeneity: str = "none",
+    ) -> Pipeline:
+        """Put whole sequences into padded records of `max_length + 1` tokens; see `zephon.ops.PackSequences`."""
+        return self._with(
+            PackSequences(max_length, algorithm, parallelism, num_bins, max_documents_per_record, homogeneity)
+        )
 
     def shuffle(self, buffer_size: int, seed: int = 0) -> Pipeline:
         """Shuffle records in a buffer; see `zephon.ops.Shuffle`."""
@@ -251,6 +315,22 @@ class Pipeline:
             )
             for d, (name, share) in enumerate(compiled.source.shares.items())
         }
+
+    def packing(self) -> Packing:
+        """How full records are, and what became of long documents, since the stream was last begun in this process."""
+        compiled = self._compile()
+        totals = self._stream.totals if self._stream else self._totals
+        counts = totals.packing if totals else PackCounts()
+        return Packing(
+            records=counts.records,
+            slots=counts.records * compiled.operators.pack.record_length,
+            tokens=counts.tokens,
+            documents=counts.documents,
+            oversized=counts.oversized,
+            split=counts.split,
+            dropped=counts.dropped,
+            dropped_tokens=counts.dropped_tokens,
+        )
 
     @property
     def left_over(self) -> LeftOver | None:
@@ -499,6 +579,18 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and value >= _MOST:
         raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
+
+
+def _packing_of(recipe: DataRecipe, seq_len: int) -> PackFlat:
+    kind = PackSequences if recipe.pack_mode == "sequences" else PackFlat
+    given: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
+    return kind(
+        seq_len,
+        num_bins=recipe.num_bins,
+        max_documents_per_record=recipe.max_documents_per_record,
+        homogeneity=recipe.homogeneity,
+        **{name: value for name, value in given.items() if value != "auto"},
+    )
 
 
 def _unless_auto(value: Any) -> Any:

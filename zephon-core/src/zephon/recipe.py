@@ -59,7 +59,10 @@ MAX_RECIPE_BYTES = 1 << 20
 """A larger recipe file is refused: one of 10,000 sources is about this large."""
 
 FORMATS = ("parquet", "jsonl", "arrow")
-PACK_ALGORITHMS = ("wrap",)
+PACK_MODES = ("flat", "sequences")
+PACK_ALGORITHMS = ("auto", "wrap", "first_fit", "best_fit", "best_fit_wrap")
+HOMOGENEITIES = ("none", "group", "full")
+OVERSIZED = ("auto", "split", "drop")
 RUNNERS = ("inline", "threads")
 LATER_RUNNERS = ("process", "ray")
 SPECIAL_TOKEN_POLICIES = ("auto", "bos_eos", "bos", "eos", "none")
@@ -84,6 +87,8 @@ class SourceRecipe:
     """Share of the training tokens, relative to the other sources."""
     text_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of the document's text where it is not the recipe's."""
+    group: str | None = _key(Text("a name"), None, decides_data=True)
+    """Sources of one group may share a record under `homogeneity = "group"`; None is a group of its own."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "SourceRecipe")
@@ -141,8 +146,19 @@ class DataRecipe:
     """Where the work runs: "threads", or "inline" in the calling thread."""
     special_tokens: str = _key(Choice(SPECIAL_TOKEN_POLICIES), "auto", decides_data=True)
     """Tokens put around each document; "auto": EOS, and BOS where the tokenizer declares one of its own."""
-    pack_algorithm: str = _key(Choice(PACK_ALGORITHMS), "wrap", decides_data=True)
-    """How documents are cut into records of one length."""
+    pack_mode: str = _key(Choice(PACK_MODES), "flat", decides_data=True)
+    """"flat": documents end to end; "sequences": whole sequences in padded records, none of them ever cut."""
+    pack_algorithm: str = _key(Choice(PACK_ALGORITHMS), "auto", decides_data=True)
+    """How documents come into records; "auto": "wrap", or "best_fit" for sequences."""
+    num_bins: int = _key(Integer(1, 1 << 16), 64, decides_data=True)
+    """Records that each lane has in the making, except with "wrap"."""
+    max_documents_per_record: int | None = _key(Integer(1), None, decides_data=True)
+    """Most documents, or parts of them, in a record; None is no limit."""
+    homogeneity: str = _key(Choice(HOMOGENEITIES), "none", decides_data=True)
+    """"full": a record holds documents of one source; "group": of sources of one group; "none": of any."""
+    oversized: str = _key(Choice(OVERSIZED), "auto", decides_data=True)
+    """Documents longer than a record: "split", or "drop", which leaves them out and counts them; "auto": split, but
+    drop sequences."""
     origin: str = field(default="recipe", compare=False, repr=False)
     """The file this came from, or what stands for it in messages; not a key."""
 
@@ -204,7 +220,12 @@ class DataRecipe:
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("decides_data")}
         common = plain.pop("text_field")
         plain["sources"] = [
-            {"name": source.name, "weight": source.weight, "text_field": source.text_field or common}
+            {
+                "name": source.name,
+                "weight": source.weight,
+                "text_field": source.text_field or common,
+                "group": source.group,
+            }
             for source in self.sources
         ]
         return plain

@@ -148,6 +148,12 @@ class _Run:
             right="lrrrrr",
         )
         console.print("(rows are counted as they are read, ahead of the batches; skipped are those without text)")
+        packing = self._pipeline.packing()
+        told = [f"packing: {packing.efficiency:.2%} of places hold tokens"]
+        for number, what in ((packing.split, "split"), (packing.dropped, "left out as longer than a record")):
+            if number:
+                told.append(f"{number:,} of {plural(packing.documents, 'document')} {what}")
+        console.print(", ".join(told))
         left = self._pipeline.left_over
         if left:
             console.print(

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..errors import DataError
-from ..ops import Job, Ordered
+from ..ops import Job, Ordered, PackCounts
 from ..records import Pointer, RecordBlock, TokenBlock
 from ..state import LaneStart
 from .plan import Plan
@@ -39,6 +39,7 @@ class Totals:
         skipped: int64[n_datasets], rows that were null, empty or only white space.
         tokens: int64[n_datasets], tokens made, special tokens included.
         left_out: tokens that did not fill a last record.
+        packing: what the packers did.
     """
 
     def __init__(self, n_datasets: int) -> None:
@@ -46,6 +47,7 @@ class Totals:
         self.skipped = np.zeros(n_datasets, dtype=np.int64)
         self.tokens = np.zeros(n_datasets, dtype=np.int64)
         self.left_out = 0
+        self.packing = PackCounts()
 
     def add(self, block: TokenBlock) -> None:
         """Count one block."""
@@ -121,7 +123,7 @@ class LaneStream:
         self._on_window = on_window
         self._packer_window = self._orderer_window = start.window
         self._records_packed = self._records_ordered = start.records_before
-        self._packer = plan.packer(start)
+        self._packer = plan.packer(start, totals.packing)
         self._orderer = plan.orderer(lane, start)
         self._skip = skip
         self._budget = lookahead_bytes
@@ -132,7 +134,7 @@ class LaneStream:
         self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
         self._documents: _Queue = deque()
-        self._packed: deque[tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd] = deque()
+        self._packed: deque[tuple[Task, Job] | _WindowEnd | _LaneEnd] = deque()
         self._ordered: _Queue = deque()
         self._blocks: deque[RecordBlock] = deque()
         self._barren_rows = 0  # rows since the last token
@@ -204,24 +206,37 @@ class LaneStream:
     def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
         """The next documents, or a mark, into the packer."""
         if isinstance(item, _WindowEnd):
+            self._packed.extend((self._start(job), job) for job in self._packer.flush())
             self._packer_window += 1
             self._note_window()
             self._packed.append(item)
         elif isinstance(item, _LaneEnd):
-            self._packed.extend((self._start(job), job.origins) for job in self._packer.finish())
+            self._packed.extend((self._start(job), job) for job in self._packer.finish())
             self._totals.left_out += self._packer.tokens_left_out
             self._packed.append(item)
         else:
             block: TokenBlock = item.result()
             self._under_way -= self._estimates.popleft()
             self._totals.add(block)
-            self._barren_rows = 0 if len(block.tokens) else self._barren_rows + int(block.rows_read.sum())
+            counts = self._totals.packing
+            kept, dropped = counts.documents - counts.dropped, counts.dropped
+            self._packed.extend((self._start(job), job) for job in self._packer.push(block))
+            barren = counts.documents - counts.dropped == kept
+            self._barren_rows = self._barren_rows + int(block.rows_read.sum()) if barren else 0
             if self._barren_rows > self._plan.barren_limit:
-                raise DataError(
-                    f"{self._barren_rows:,} rows in a row were null, empty or only white space, which is every row of "
-                    f"{', '.join(self._plan.dataset_names)}; name a column with text (text_field)."
-                )
-            self._packed.extend((self._start(job), job.origins) for job in self._packer.push(block))
+                raise DataError(self._why_barren(counts.dropped > dropped))
+
+    def _why_barren(self, dropped: bool) -> str:
+        rows, names = f"{self._barren_rows:,} rows in a row", ", ".join(self._plan.dataset_names)
+        if dropped:
+            return (
+                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens, which is "
+                f"every row of {names}; take a longer sequence length, or split long documents before or in packing."
+            )
+        return (
+            f"{rows} were null, empty or only white space, which is every row of {names}; name a column with text "
+            "(text_field)."
+        )
 
     def _note_window(self) -> None:
         """Tell where the window begins that the packer has reached."""
@@ -231,10 +246,14 @@ class LaneStream:
             before = self._records_packed + self._packer.records
             self._on_window(self._lane, LaneStart(window, before, carry.chunk, carry.position, carry.token))
 
-    def _order(self, item: tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> None:
+    def _order(self, item: tuple[Task, Job] | _WindowEnd | _LaneEnd) -> None:
         """The next records, or a mark, into the orderer."""
-        orderer = self._orderer
-        for ordered in orderer.push(item[0].result(), item[1]) if isinstance(item, tuple) else orderer.flush():
+        if isinstance(item, tuple):
+            task, job = item
+            made = self._orderer.push(task.result(), job.origins, job.fresh)
+        else:
+            made = self._orderer.flush()
+        for ordered in made:
             for chunk, position, token in ordered.origin.tolist():
                 window, before = self._orderer_window, self._records_ordered
                 self.starts.append(LaneStart(window, before, chunk, position, token, ordered.buffer))
@@ -277,7 +296,7 @@ class LaneStream:
         yield _LANE_END
 
 
-def _finished(item: Task | tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> bool:
+def _finished(item: Task | tuple[Task, Job] | _WindowEnd | _LaneEnd) -> bool:
     if isinstance(item, tuple):
         return item[0].done()
     return isinstance(item, _WindowEnd | _LaneEnd) or item.done()

@@ -1,17 +1,21 @@
 """Operators: what a pipeline does between rows and records."""
 
-from .base import Job, Ordered, Orderer, Packer
+from .base import Job, Ordered, Orderer, PackCounts, Packer
 from .batch import Batch
-from .pack import PackFlat, WrapPacker
+from .bins import BinPacker
+from .pack import PackFlat, PackSequences, WrapPacker
 from .shuffle import Passer, Shuffle, Shuffler
 from .tokenize import Tokenize, TokenizeWorker, add_special_tokens
 
 __all__ = [
     "Batch",
+    "BinPacker",
     "Job",
     "Ordered",
     "Orderer",
+    "PackCounts",
     "PackFlat",
+    "PackSequences",
     "Packer",
     "Passer",
     "Shuffle",

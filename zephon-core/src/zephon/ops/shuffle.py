@@ -52,13 +52,13 @@ class Shuffler:
         self._held = 0
         self._origin = _NO_ORIGIN
 
-    def push(self, block: RecordBlock, origins: np.ndarray) -> list[Ordered]:
+    def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
         """Take records; gives a job per full buffer."""
-        jobs = []
+        jobs = [self._emit()] if fresh and self._held else []
         start = 0
         while start < len(block):
             if not self._held:
-                self._origin = origins[start : start + 1]
+                self._origin = _known(origins[start : start + 1])
             stop = min(len(block), start + self._size - self._held)
             self._parts.append(block.slice(start, stop))
             self._held += stop - start
@@ -101,13 +101,15 @@ class Passer:
         self._size = size
         self._into = 0
 
-    def push(self, block: RecordBlock, origins: np.ndarray) -> list[Ordered]:
+    def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
         """Give the records on, cut where buffers begin."""
         jobs = []
+        if fresh and self._into:
+            self._into, self._buffer = 0, self._buffer + 1
         start = 0
         while start < len(block):
             stop = min(len(block), start + self._size - self._into)
-            origin = _NO_ORIGIN if self._into else origins[start : start + 1]
+            origin = _NO_ORIGIN if self._into else _known(origins[start : start + 1])
             run = partial(block.slice, start, stop)
             jobs.append(Ordered(run, nbytes=0, records=stop - start, origin=origin, buffer=self._buffer))
             self._into = (self._into + stop - start) % self._size
@@ -119,3 +121,8 @@ class Passer:
         """The next window starts."""
         self._into, self._buffer = 0, 0
         return []
+
+
+def _known(origin: np.ndarray) -> np.ndarray:
+    """The line, or none where it names no place."""
+    return origin if origin[0, 0] >= 0 else _NO_ORIGIN
