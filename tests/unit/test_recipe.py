@@ -93,6 +93,12 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "shuffle_after_pack": True,
         "shuffle_buffer_size": 1024,
         "repeat": True,
+        "reshuffle_on_repeat": True,
+        "exhausted_policy": None,
+        "stop_after_passes": None,
+        "max_repeats": None,
+        "schedule": [],
+        "continue_from": None,
         "canonical_replicas": "auto",
         "tokenize_parallelism": "auto",
         "pack_parallelism": "auto",
@@ -106,7 +112,23 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "max_documents_per_record": None,
         "homogeneity": "none",
         "oversized": "auto",
-        "sources": [{"name": "a", "path": "/a", "fmt": None, "weight": 1.0, "text_field": None, "group": None}],
+        "sources": [
+            {
+                "name": "a",
+                "path": "/a",
+                "fmt": None,
+                "weight": 1.0,
+                "text_field": None,
+                "group": None,
+                "shuffle_shards": None,
+                "shuffle_within_shard": None,
+                "shuffle_block_size": None,
+                "reshuffle_on_repeat": None,
+                "exhausted_policy": None,
+                "stop_after_passes": None,
+                "max_repeats": None,
+            }
+        ],
     }
     assert recipe.to_dict() == expected
 

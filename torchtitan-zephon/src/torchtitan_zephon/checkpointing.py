@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from zephon import CheckpointError
+from zephon import CheckpointError, merge_checkpoints
 from zephon.state import LaneStart, RunState
 
 from .trainer_view import TrainerView
@@ -47,8 +47,12 @@ def to_keys(state: Mapping[str, Any]) -> dict[str, Any]:
             f"a checkpoint is taken {read.extra} records after the end of round {read.rounds}; the data can be saved "
             "only at the end of a step whose global batch divides by the number of lanes (canonical_replicas)."
         )
-    # The key of the run has to be the same on every rank.
+    # The key of the run has to be the same on every rank, so what ranks know of their own lanes is put together.
     run = replace(read, lanes={}, dp_degree=0, dp_group_id=0).to_dict()
+    if read.earlier and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, run)
+        run = merge_checkpoints(told)
     return {
         _RUN: json.dumps(run, sort_keys=True),
         **{

@@ -32,6 +32,14 @@ class Source:
     """Column of the document's text where it is not the recipe's."""
     group: str | None = None
     """Sources of one group may share a record where homogeneity is group; None is a group of its own."""
+    shuffle_shards: bool | None = None
+    """This and the six below: as in the recipe, for this source alone."""
+    shuffle_within_shard: bool | None = None
+    shuffle_block_size: int | str | None = None
+    reshuffle_on_repeat: bool | None = None
+    exhausted_policy: str | None = None
+    stop_after_passes: int | None = None
+    max_repeats: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -76,6 +84,18 @@ class ZephonConfig(BaseDataLoader.Config):
     """Records that are shuffled together after packing, for the whole job."""
     repeat: bool = True
     """Go on with the next epoch of a dataset that is used up. Validation never repeats."""
+    reshuffle_on_repeat: bool = True
+    """Every pass over a source has an order of its own."""
+    exhausted_policy: str | None = None
+    """A source that is used up: repeat goes on with another pass, stop leaves its share to the others."""
+    stop_after_passes: int | None = None
+    """The run ends as soon as a source has had so many passes."""
+    max_repeats: int | None = None
+    """Passes after the first one, after which a source stops."""
+    schedule: Annotated[list[Any], tyro.conf.Suppress] = field(default_factory=list)
+    """Stages of a mixture that changes, tables as in a recipe; set by from_toml."""
+    continue_from: str | None = None
+    """The recipe of a run that this one takes over from, at a checkpoint of that run."""
     canonical_replicas: int | str = "auto"
     """Number of lanes, fixed for the life of a run; data-parallel degrees must divide it. auto: from the global
     batch."""

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from zephon import CheckpointError, Pipeline, SampleBatch
 from zephon.pipeline import Mixture
+from zephon.sources import source_of
 
 from .checkpointing import from_keys, refusal, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder
@@ -81,7 +82,9 @@ class ZephonDataLoader(BaseDataLoader):
         recipe = config.to_recipe()
         if self._validating:
             # A document counts once, and a bounded validation takes the first of them.
-            recipe = recipe.replace(repeat=False)
+            recipe = recipe.replace(
+                repeat=False, exhausted_policy=None, stop_after_passes=None, max_repeats=None, continue_from=None
+            )
         batch = (
             GlobalBatch(global_batch_size, True, "global_batch_size", global_batch_size)
             if global_batch_size is not None
@@ -103,7 +106,7 @@ class ZephonDataLoader(BaseDataLoader):
             global_batch=self._topology.global_batch,
             drop_last=not self._validating,
             canonical_replicas=self._topology.lanes,
-            combine_flag=None if recipe.repeat else _any_rank(),
+            combine_flag=_any_rank() if source_of(recipe).finite else None,
             ledger=None if self._validating else config.ledger,
             flush_index=None if self._validating else config.flush_index,
         )

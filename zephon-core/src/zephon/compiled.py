@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ from .errors import PipelineError
 from .io import Catalog, DecodeCache, OpenDataset
 from .ops import Batch, PackFlat, PackSequences, Shuffle, Tokenize, TokenizeWorker
 from .options import CacheOptions, Options, default_lookahead, default_workers
-from .state import STREAM_VERSION, LaneStart
+from .state import STREAM_VERSION, Earlier, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
 from .topology import Topology, resolve_lanes
-from .work import StaticMixtureWorkSource, TokenEstimation
+from .work import Ending, ScheduledMixtureWorkSource, TokenEstimation, WorkSource, curriculum_of
 
 __all__ = ["Compiled", "Operators", "compile_pipeline"]
 
@@ -80,10 +80,11 @@ class Compiled:
     Attributes:
         fingerprint: everything that decides the data, by name, as JSON types.
         tokens_per_row: by dataset name.
+        earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
         workers: threads by kind of work.
     """
 
-    source: StaticMixtureWorkSource
+    source: WorkSource
     operators: Operators
     options: Options
     topology: Topology
@@ -92,6 +93,7 @@ class Compiled:
     bos_id: int | None
     eos_id: int | None
     tokens_per_row: dict[str, float]
+    earlier: tuple[Earlier, ...]
     fingerprint: dict[str, Any]
     workers: dict[str, int]
     plan: Plan
@@ -100,7 +102,9 @@ class Compiled:
     @property
     def digest(self) -> str:
         """One SHA-256 over the fingerprint and the measured ratios."""
-        text = json.dumps([self.fingerprint, self.tokens_per_row], sort_keys=True)
+        text = json.dumps(
+            [self.fingerprint, self.tokens_per_row, *(dict(run.tokens_per_row) for run in self.earlier)], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
@@ -154,17 +158,18 @@ class Compiled:
 
 
 def compile_pipeline(
-    source: StaticMixtureWorkSource,
+    source: WorkSource,
     operators: Operators,
     options: Options,
     tokens_per_row: Mapping[str, float] | None = None,
+    earlier: Sequence[Earlier] = (),
 ) -> Compiled:
-    """Open the datasets, load the tokenizer, measure token ratios (unless given) and plan the run."""
+    """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run."""
     lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
     topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
-    if not source.repeat and topology.dp_degree > 1 and options.combine_flag is None:
+    if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
         raise PipelineError(
-            f"the data ends (repeat is off) and there are {topology.dp_degree} data-parallel groups, whose lanes end "
+            f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, whose lanes end "
             "at different steps; pass options(combine_flag=...), a function that tells whether any rank called it "
             "with True."
         )
@@ -184,10 +189,16 @@ def compile_pipeline(
     bos_id, eos_id = resolve_special_tokens(operators.tokenize.special_tokens, tokenizer)
     tokenizer.selfcheck(sample)
     worker = TokenizeWorker(tokenizer, field, bos_id, eos_id, len(datasets))
-    if tokens_per_row is None:
-        tokens_per_row = _measure(source, datasets, columns, field, worker)
-    ratios = [tokens_per_row[dataset.name] for dataset in datasets]
-    curriculum = source.curriculum(datasets, ratios, lanes=lanes)
+    tokens_per_row = _measure(source, datasets, columns, field, worker, tokens_per_row or {})
+    tokens_per_step = options.global_batch * operators.pack.record_length if options.global_batch else None
+    curriculum = curriculum_of(
+        source,
+        {dataset.name: dataset for dataset in datasets},
+        [*_earlier_ratios(source, tokens_per_row, earlier), tokens_per_row],
+        lanes=lanes,
+        tokens_per_step=tokens_per_step,
+        cuts=[run.cuts for run in earlier],
+    )
     threads = default_workers()
     workers = {
         "tokenize": operators.tokenize.parallelism or threads,
@@ -205,7 +216,7 @@ def compile_pipeline(
         pack=operators.pack,
         shuffle=operators.shuffle,
         pad_token=eos_id if eos_id is not None else 0,
-        finite=not source.repeat,
+        finite=source.finite,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(dataset.name for dataset in datasets),
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
@@ -223,6 +234,7 @@ def compile_pipeline(
         bos_id=bos_id,
         eos_id=eos_id,
         tokens_per_row=dict(tokens_per_row),
+        earlier=tuple(earlier),
         fingerprint=_fingerprint(source, operators, options, topology, datasets, columns, tokenizer, (bos_id, eos_id)),
         workers=workers,
         plan=plan,
@@ -230,7 +242,7 @@ def compile_pipeline(
     )
 
 
-def _kinds(pack: PackFlat, source: StaticMixtureWorkSource) -> np.ndarray:
+def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
     """int64[n_datasets]: which datasets may share a record, those of one number."""
     names = {
         "none": [""] * len(source.datasets),
@@ -267,18 +279,28 @@ def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> li
 
 
 def _measure(
-    source: StaticMixtureWorkSource,
+    source: WorkSource,
     datasets: Sequence[OpenDataset],
     columns: Sequence[str],
     field: str,
     worker: TokenizeWorker,
+    known: Mapping[str, float],
 ) -> dict[str, float]:
-    """Tokens per row by dataset name; with one dataset nothing depends on it, so nothing is measured."""
-    if source.estimation is None or len(datasets) == 1:
-        return dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
+    """Tokens per row by dataset name, measured where they are not known.
+
+    With one dataset and no schedule nothing depends on it, so nothing is measured.
+    """
+    if not source.counts_tokens:
+        counted = dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
+        return {**counted, **known}
     estimation, seed = source.estimation, source.seed
 
+    assert estimation is not None
+
     def measured(dataset: OpenDataset, column: str) -> float:
+        if dataset.name in known:
+            return known[dataset.name]
+
         def count(table: pa.Table) -> int:
             return worker.count(pa.table({field: table.column(column)}))
 
@@ -288,8 +310,24 @@ def _measure(
         return dict(zip([d.name for d in datasets], pool.map(measured, datasets, columns), strict=True))
 
 
+def _earlier_ratios(
+    source: WorkSource, tokens_per_row: Mapping[str, float], earlier: Sequence[Earlier]
+) -> list[Mapping[str, float]]:
+    """Tokens per row in each source that `source` continues, the earliest first.
+
+    Where they are not known yet, no lane can be asked for either, and any will do.
+    """
+    if earlier:
+        return [run.tokens_per_row for run in earlier]
+    made: list[Mapping[str, float]] = []
+    while source.continues is not None:
+        source = source.continues
+        made.append(tokens_per_row)
+    return made
+
+
 def _fingerprint(
-    source: StaticMixtureWorkSource,
+    source: WorkSource,
     operators: Operators,
     options: Options,
     topology: Topology,
@@ -313,16 +351,49 @@ def _fingerprint(
         "chunk_size": source.chunk_size,
         "flush_every_k_chunks": options.flush_every_k_chunks,
         "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
-        "end": "repeat" if source.repeat else f"drop_last={operators.batch.drop_last}",
+        "end": f"drop_last={operators.batch.drop_last}" if source.finite else "repeat",
         "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
         "datasets": [dataset.name for dataset in datasets],
     }
     brief = len(datasets) > _DATASETS_IN_DETAIL
+    made |= _order_and_end(source)
+    if isinstance(source, ScheduledMixtureWorkSource):
+        per_step = options.global_batch * operators.pack.record_length if options.global_batch else 1
+        made["schedule"] = [stage.to_plain(per_step) for stage in source.schedule]
+    if source.continues is not None:
+        names = source.names
+        places = [names.index(name) for name in source.continues.names]
+        before = _fingerprint(
+            source.continues,
+            operators,
+            options,
+            topology,
+            [datasets[i] for i in places],
+            [columns[i] for i in places],
+            tokenizer,
+            special,
+        )
+        made["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     if operators.pack.homogeneity == "group":
         groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
         made["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
     for dataset, column, weight in zip(datasets, columns, source.relative_weights.values(), strict=True):
         made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, weight, brief)
+    return made
+
+
+def _order_and_end(source: WorkSource) -> dict[str, Any]:
+    """What a source says of order and repetition besides what every source says."""
+    made: dict[str, Any] = {}
+    if not source.reshuffle_on_repeat:
+        made["reshuffle_on_repeat"] = False
+    endings = {name: source.ending(name) for name in source.names}
+    if any(ending != Ending(1 if source.finite else None) for ending in endings.values()):
+        made["endings"] = {name: [ending.passes, ending.ends_run] for name, ending in endings.items()}
+    own = {name: asdict(source.order_options(name)) for name in source.names}
+    own = {name: order for name, order in own.items() if name in source.per_dataset}
+    if own:
+        made["orders"] = own
     return made
 
 
@@ -355,7 +426,7 @@ def _explain(compiled: Compiled) -> str:
         lines.append(
             f"  {dataset.name}: {share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
             f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} "
-            f"{'tokens' if source.estimation and len(compiled.datasets) > 1 else 'bytes'} per row"
+            f"{'tokens' if source.counts_tokens else 'bytes'} per row"
         )
     lines += [
         f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "

@@ -12,17 +12,17 @@ import numpy as np
 
 from .batch import SampleBatch
 from .compiled import Compiled, Operators, compile_pipeline
-from .engine import Totals
+from .engine import Totals, cuts_of
 from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
-from .io import Dataset
 from .ops import Batch, PackCounts, PackFlat, PackSequences, Shuffle, Tokenize
 from .options import Options
 from .recipe import DataRecipe
-from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
+from .sources import source_of
+from .state import Earlier, LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
 from .stream import BatchStream
 from .topology import Topology
-from .work import StaticMixtureWorkSource
+from .work import NO_CUT, WorkSource
 
 __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
@@ -109,8 +109,8 @@ class Pipeline:
         source: which datasets, in which shares and order.
     """
 
-    def __init__(self, source: StaticMixtureWorkSource) -> None:
-        if not isinstance(source, StaticMixtureWorkSource):
+    def __init__(self, source: WorkSource) -> None:
+        if not isinstance(source, WorkSource):
             raise PipelineError(f"a pipeline needs a work source such as StaticMixtureWorkSource; {source!r} is given.")
         self._source = source
         self._operators: tuple[Any, ...] = ()
@@ -124,6 +124,7 @@ class Pipeline:
         self._ended = False  # closed at the end of the data
         self._left_over: LeftOver | None = None
         self._agreed = -1
+        self._earlier: tuple[Earlier, ...] = ()  # of the runs that this one took over from
 
     @staticmethod
     def from_recipe(
@@ -152,17 +153,7 @@ class Pipeline:
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
-        source = StaticMixtureWorkSource(
-            datasets=[Dataset.from_path(s.name, s.path, s.fmt, s.text_field, group=s.group) for s in recipe.sources],
-            mixture={entry.name: entry.weight for entry in recipe.sources},
-            token_estimation=recipe.token_estimation,
-            seed=recipe.seed,
-            chunk_size=recipe.chunk_size,
-            shuffle_shards=recipe.shuffle_shards,
-            shuffle_within_shard=recipe.shuffle_within_shard,
-            shuffle_block_size=recipe.shuffle_block_size,
-            repeat=recipe.repeat,
-        )
+        source = source_of(recipe)
         cache: dict[str, Any] = {"enabled": True}
         if recipe.cache_dir is not None:
             cache["dir"] = recipe.cache_dir
@@ -356,12 +347,16 @@ class Pipeline:
             dp_degree=compiled.topology.dp_degree,
             dp_group_id=compiled.topology.dp_group_id,
             skipped=self._skipped,
+            earlier=compiled.earlier,
         ).to_dict()
 
     def restore(
         self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, allow_changes: Collection[str] = ()
     ) -> Self:
         """Go on where `state` was taken; call before iterating.
+
+        Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
+        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -378,19 +373,23 @@ class Pipeline:
             merge_checkpoints([replace(s, extra=0).to_dict() for s in states])
             states = mine
         read = RunState.from_dict(merge_checkpoints([s.to_dict() for s in states]))
-        names = [dataset.name for dataset in self._source.datasets]
-        ratios = {name: read.tokens_per_row.get(name) for name in names}
-        compiled = self._compile({k: v for k, v in ratios.items() if v} if all(ratios.values()) else None)
-        check_fingerprint(
-            read.fingerprint,
-            compiled.fingerprint,
-            allow=_names(allow_changes),
-            where="the state was taken with other data",
-            explain=compiled.explain_growth,
-        )
+        allow = _names(allow_changes)
+        earlier, known = read.earlier, read.tokens_per_row
+        if self._source.continues is not None and len(earlier) < self._source.generations:
+            earlier, known = self._take_over(read, allow)
+        compiled = self._compile(known, earlier)
+        if earlier is read.earlier:
+            check_fingerprint(
+                read.fingerprint,
+                compiled.fingerprint,
+                allow=allow,
+                where="the state was taken with other data",
+                explain=compiled.explain_growth,
+            )
         position = read.starts(compiled.topology)
         self.close()
         self._compiled, self._position, self._ratios = compiled, position, compiled.tokens_per_row
+        self._earlier = compiled.earlier
         self._ended, self._agreed = False, -1
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = _joined([*self._skipped, *read.skipped])
@@ -487,6 +486,21 @@ class Pipeline:
 
     # Inside
 
+    def _take_over(self, read: RunState, allow: Collection[str]) -> tuple[tuple[Earlier, ...], dict[str, float]]:
+        """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+        before = self._derive()
+        before._source = source = self._source.continues  # type: ignore[assignment]
+        before._options = self._options.changed({"ledger": None, "flush_index": None, "runner": "inline"})
+        assert source is not None
+        before.restore(read.to_dict(), allow_changes=allow)
+        compiled = before._compile()
+        starts, cursor = before._place()
+        cuts = cuts_of(compiled.plan, starts, cursor)
+        before.close()
+        earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts))
+        same_unit = source.counts_tokens and self._source.counts_tokens and source.estimation == self._source.estimation
+        return earlier, compiled.tokens_per_row if same_unit else {}
+
     def _live_stream(self) -> BatchStream:
         """The stream that goes on from the pipeline's place, begun if there is none."""
         stream = self._stream
@@ -518,18 +532,26 @@ class Pipeline:
             return self._stream.starts(), self._stream.cursor
         if self._position:
             return self._position
+        if self._source.generations > len(self._earlier):
+            raise CheckpointError(NO_CUT)
         return dict.fromkeys(self._compile().topology.owned, LaneStart()), 0
 
-    def _compile(self, tokens_per_row: Mapping[str, float] | None = None) -> Compiled:
+    def _compile(
+        self, tokens_per_row: Mapping[str, float] | None = None, earlier: Sequence[Earlier] | None = None
+    ) -> Compiled:
         ratios = self._ratios if tokens_per_row is None else tokens_per_row
-        if self._compiled is None or (ratios is not None and dict(ratios) != self._compiled.tokens_per_row):
+        if ratios is not None:
+            ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
+        earlier = self._earlier if earlier is None else tuple(earlier)
+        now = self._compiled
+        if now is None or (ratios is not None and ratios != now.tokens_per_row) or earlier != now.earlier:
             operators = Operators.from_list(self._operators)
-            compiled = compile_pipeline(self._source, operators, self._options, ratios)
+            compiled = compile_pipeline(self._source, operators, self._options, ratios, earlier)
             if tokens_per_row is not None:
                 return compiled
-            self._compiled, self._ratios = compiled, compiled.tokens_per_row
+            self._compiled, self._ratios = now, _ = compiled, compiled.tokens_per_row
             _log.info("pipeline ready\n%s", compiled.explain())
-        return self._compiled
+        return now
 
 
 class _Batches:

@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import TopologyError
 from ..pipeline import Pipeline
 from ..recipe import DataRecipe
+from ..sources import source_of
 from ..topology import resolve_lanes
 from .console import LiveLine, ResultFile, make_console, print_table
 from .source import Consumed, check_step_share, open_pipeline, percent, plural
@@ -49,7 +50,7 @@ def stream(
         ledger=ledger,
         flush_index=flush_index,
         # One rank of a finite run by itself: it ends with its own lanes.
-        combine_flag=bool if dp_degree > 1 and not read.repeat else None,
+        combine_flag=bool if dp_degree > 1 and source_of(read).finite else None,
     )
     consumed = Consumed(pipeline)  # opens everything, so that errors come before files are made
     if seek_step:

@@ -25,7 +25,7 @@ from ..ops import (
 from ..records import RowBlock
 from ..state import LaneStart
 from ..topology import Topology
-from ..work import Curriculum
+from ..work import AnyCurriculum
 
 __all__ = ["Fetcher", "Plan"]
 
@@ -95,7 +95,7 @@ class Plan:
     """
 
     topology: Topology
-    curriculum: Curriculum
+    curriculum: AnyCurriculum
     window_chunks: int
     fetch: Fetcher
     tokenize: TokenizeWorker

@@ -1,5 +1,6 @@
 """The curriculum: which rows every lane reads, in which order, as pure functions of recipe, seed and catalogs."""
 
+from .continued import NO_CUT, AnyCurriculum, Continued, curriculum_of
 from .mixture import Chunk, Curriculum, Ending
 from .order import DatasetOrder, OrderOptions
 from .schedule import Stage
@@ -8,7 +9,10 @@ from .tokens import TokenEstimation
 
 __all__ = [
     "DATASET_KEYS",
+    "NO_CUT",
+    "AnyCurriculum",
     "Chunk",
+    "Continued",
     "Curriculum",
     "DatasetOrder",
     "Ending",
@@ -18,4 +22,5 @@ __all__ = [
     "StaticMixtureWorkSource",
     "TokenEstimation",
     "WorkSource",
+    "curriculum_of",
 ]

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -31,7 +31,7 @@ import numpy as np
 from ..errors import RecipeError
 from .order import DatasetOrder
 from .permute import derive_key, hash64, mix_key, shuffled_indices
-from .schedule import SHARE_ONE, Span
+from .schedule import Span
 
 __all__ = ["Chunk", "Curriculum", "Ending", "row_weights"]
 
@@ -99,13 +99,12 @@ class _Curve:
         areas = [(0,) * len(rates[0])]
         for i in range(1, len(knots)):
             width = knots[i] - knots[i - 1]
-            areas.append(
-                tuple(a + (p + q) * width for a, p, q in zip(areas[-1], rates[i - 1], rates[i], strict=True))
-            )
+            areas.append(tuple(a + (p + q) * width for a, p, q in zip(areas[-1], rates[i - 1], rates[i], strict=True)))
         return _Curve(tuple(knots), tuple(tuple(each) for each in rates), total, tuple(areas))
 
     @property
     def length(self) -> int | None:
+        """When it ends, or None."""
         return self.knots[-1] if len(self.knots) > 1 else None
 
     def is_flat(self, d: int) -> bool:
@@ -190,7 +189,7 @@ class _Scheduled:
     def curve(self, ended: Sequence[bool], at: int) -> _Curve | None:
         """What is left of the span after time `at`; None where no dataset is left."""
         knots, shares = self._span.knots, [list(each) for each in self._span.shares]
-        if at:
+        if at and len(knots) > 1:
             k = bisect_right(knots, at) - 1
             into, width = at - knots[k], knots[k + 1] - knots[k]
             here = [p + (q - p) * into // width for p, q in zip(shares[k], shares[k + 1], strict=True)]
@@ -277,13 +276,13 @@ class Curriculum:
         self._common = self._route([self._fixed_limit(d) for d in range(len(orders))]) if taken is None else None
 
     @property
-    def finite(self) -> bool:
-        """Whether lanes end."""
-        return self.chunks_of(0) is not None
+    def n_datasets(self) -> int:
+        """How many datasets there are."""
+        return len(self._orders)
 
     @property
     def chunks(self) -> int | None:
-        """Chunks of a lane, or None where there is no end; see `chunks_of` for a curriculum that took over."""
+        """Chunks of a lane, or None where there is no end; of a curriculum that takes over, those of lane 0."""
         return self.chunks_of(0)
 
     def chunks_of(self, lane: int) -> int | None:
@@ -298,6 +297,7 @@ class Curriculum:
         begin, end = self.rows_before(lane, index), self.rows_before(lane, index + 1)
         segment = _segment(route, index)
         grid = self._grid(segment, index)
+        bent = [None] * len(self._orders) if grid is None else grid
         datasets, rows, keys = [], [], []
         for d, order in enumerate(self._orders):
             count = end[d] - begin[d]
@@ -310,7 +310,7 @@ class Curriculum:
             jitter = hash64(mix_key(self._key, 2, lane, index, d), nth) >> np.uint64(32)
             key = ((nth << np.uint64(32)) + jitter) // np.uint64(wanted)
             datasets.append(np.full(count, d, dtype=np.int32))
-            keys.append(key if grid is None or grid[d] is None else _bend(key, grid[d]))
+            keys.append(key if (bend := bent[d]) is None else _bend(key, bend))
             rows.append(order.rows(lane, begin[d], end[d]))
         if not rows:
             return Chunk(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64))
@@ -337,10 +337,6 @@ class Curriculum:
             target = before + self._target(segment, lane, d, index)
             made.append(target if limit is None else max(before, min(target, limit)))
         return made
-
-    def planned_tokens(self, lane: int, index: int, tokens_per_row: Sequence[float]) -> float:
-        """Tokens that `lane` is planned to have had before chunk `index`."""
-        return math.fsum(r * t for r, t in zip(self.rows_before(lane, index), tokens_per_row, strict=True))
 
     def _route_of(self, lane: int) -> _Route:
         if self._common is not None:
@@ -382,9 +378,7 @@ class Curriculum:
             due = [segment.curve.due(d, x) for x in times]
             whole = due[-1] - due[0]
             flat = not whole or segment.curve.is_flat(d)
-            made.append(
-                None if flat else np.array([((each - due[0]) << 32) // whole for each in due], dtype=np.uint64)
-            )
+            made.append(None if flat else np.array([((each - due[0]) << 32) // whole for each in due], dtype=np.uint64))
         with self._lock:
             while len(self._grids) >= 8:
                 self._grids.pop(next(iter(self._grids)))

@@ -60,7 +60,7 @@ class Stage:
                 raise RecipeError(
                     f'the weight of "{name}" in a stage is {str(weight)[:40]}; a finite number of at least 0 is needed.'
                 )
-        total = math.fsum(float(weight) for weight in self.mixture.values())
+        total = sum(float(weight) for weight in self.mixture.values())
         if not 0 < total < math.inf:
             raise RecipeError(
                 f"the weights {dict(self.mixture)} of a stage add up to {total}; at least one must be above 0, "
@@ -271,13 +271,13 @@ def shares_between(spans: Sequence[Span], begin: int, end: int) -> list[int]:
         end = begin + 1
     sums = [0] * len(spans[0].shares[0])
     for span in spans:
-        last = span.start + (span.length or max(0, end - span.start))
-        pieces = zip(span.knots, [*span.knots[1:], last - span.start], span.shares, [*span.shares[1:], span.shares[-1]], strict=True)
-        for low, high, first, final in pieces:
-            a, b = max(begin - span.start, low), min(end - span.start, high)
-            if a >= b or span.length is not None and low == span.length:
-                continue
-            for d, (p, q) in enumerate(zip(first, final, strict=True)):
+        knots, shares = span.knots, span.shares
+        if span.length is None:
+            knots, shares = (0, max(1, end - span.start)), (*shares, *shares)
+        for k in range(len(knots) - 1):
+            low, width = span.start + knots[k], knots[k + 1] - knots[k]
+            a, b = max(begin, low), min(end, low + width)
+            for d, (p, q) in enumerate(zip(shares[k], shares[k + 1], strict=True) if a < b else ()):
                 # The mean of a straight line is its value in the middle.
-                sums[d] += (b - a) * (p + (q - p) * (a + b - 2 * low) // (2 * (high - low)))
+                sums[d] += (b - a) * (p + (q - p) * (a + b - 2 * low) // (2 * width))
     return [each // (end - begin) for each in sums]

@@ -110,7 +110,7 @@ class WorkSource:
     def replace(self, **changes: Any) -> Self:
         """The same source with some attributes changed."""
         own = {dataset.name: dataset for dataset in self.datasets if dataset.name not in self.retired}
-        given = {"datasets": list(own.values())}
+        given: dict[str, Any] = {"datasets": list(own.values())}
         given["per_dataset"] = {name: value for name, value in self.per_dataset.items() if name in own}
         if self.mixture is not None:
             given["mixture"] = {name: weight for name, weight in self.mixture.items() if name in own}
@@ -183,9 +183,19 @@ class WorkSource:
         return [dataset.name for dataset in self.datasets]
 
     @property
+    def generations(self) -> int:
+        """How many sources this one continues, one after the other."""
+        return 0 if self.continues is None else 1 + self.continues.generations
+
+    @property
     def estimation(self) -> TokenEstimation | None:
         """How tokens per row are measured, or None."""
         return self.token_estimation if isinstance(self.token_estimation, TokenEstimation) else None
+
+    @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens per row are measured; else bytes of text stand in for tokens."""
+        return self.estimation is not None and len(self.datasets) > 1
 
     @property
     def shares(self) -> dict[str, float]:
@@ -274,6 +284,7 @@ class WorkSource:
             chunk_size=self.chunk_size,
             seed=self.seed,
             endings=[self.ending(each.name) for each in opened],
+            tokens_per_row=tokens_per_row,
             **more,
         )
 
@@ -329,6 +340,11 @@ class ScheduledMixtureWorkSource(WorkSource):
         return {name: 0.0 if name in self.retired else 1.0 for name in self.names}
 
     @property
+    def counts_tokens(self) -> bool:
+        """Whether tokens per row are measured; else bytes of text stand in for tokens."""
+        return self.estimation is not None
+
+    @property
     def in_steps(self) -> bool:
         """Whether it takes the number of tokens per step to know the mixture."""
         return any(stage.in_steps for stage in self.schedule)
@@ -354,9 +370,7 @@ class ScheduledMixtureWorkSource(WorkSource):
                 "option global_batch, or count in tokens."
             )
         spans = spans_of(self.schedule, self.names, tokens_per_step or 1)
-        return super().curriculum(
-            opened, tokens_per_row, lanes=lanes, spans=spans, tokens_per_row=tokens_per_row, **more
-        )
+        return super().curriculum(opened, tokens_per_row, lanes=lanes, spans=spans, **more)
 
 
 def _check_settings(settings: Mapping[str, Any], whose: str) -> None:
