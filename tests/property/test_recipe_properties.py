@@ -31,6 +31,7 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "exhausted_policy": st.sampled_from(["stop", "repeat"]),
     "stop_after_passes": count,
     "max_repeats": count,
+    "ensure_mixture": st.booleans(),
     "canonical_replicas": st.integers(1, 1 << 16) | st.just("auto"),
     "tokenize_parallelism": parallelism,
     "pack_parallelism": parallelism,

@@ -98,6 +98,7 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "stop_after_passes": None,
         "max_repeats": None,
         "schedule": [],
+        "ensure_mixture": False,
         "continue_from": None,
         "canonical_replicas": "auto",
         "tokenize_parallelism": "auto",

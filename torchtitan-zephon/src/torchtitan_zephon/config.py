@@ -94,6 +94,8 @@ class ZephonConfig(BaseDataLoader.Config):
     """Passes after the first one, after which a source stops."""
     schedule: Annotated[list[Any], tyro.conf.Suppress] = field(default_factory=list)
     """Stages of a mixture that changes, tables as in a recipe; set by from_toml."""
+    ensure_mixture: bool = False
+    """Hold the shares of tokens over every stretch of the run, in records of one source each."""
     continue_from: str | None = None
     """The recipe of a run that this one takes over from, at a checkpoint of that run."""
     canonical_replicas: int | str = "auto"

@@ -19,7 +19,7 @@ from .batch import BatchInfo
 from .engine import Engine, Fetcher, Plan, Runner, make_runner
 from .errors import PipelineError
 from .io import Catalog, DecodeCache, OpenDataset
-from .ops import Batch, PackFlat, PackSequences, Shuffle, Tokenize, TokenizeWorker
+from .ops import Batch, EnsureMixture, PackFlat, PackSequences, Shuffle, Tokenize, TokenizeWorker
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, Earlier, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
@@ -44,14 +44,21 @@ class Operators:
     """
 
     tokenize: Tokenize
+    mixture: EnsureMixture | None
     pack: PackFlat
     shuffle: Shuffle | None
     batch: Batch
 
     @staticmethod
     def from_list(operators: Sequence[Any]) -> Operators:
-        """Check the order tokenize, pack_flat or pack_sequences, shuffle (optional), batch."""
-        names = {Tokenize: "tokenize", PackFlat: "pack_flat", Shuffle: "shuffle", Batch: "batch"}
+        """Check the order tokenize, ensure_mixture (optional), pack_flat or pack_sequences, shuffle (optional), batch."""
+        names = {
+            Tokenize: "tokenize",
+            EnsureMixture: "ensure_mixture",
+            PackFlat: "pack_flat",
+            Shuffle: "shuffle",
+            Batch: "batch",
+        }
         order = list(names)
         seen = [PackFlat if isinstance(operator, PackSequences) else type(operator) for operator in operators]
         described = ", ".join(names[kind] for kind in seen) or "none"
@@ -62,7 +69,7 @@ class Operators:
                 )
         if [order.index(kind) for kind in seen] != sorted(order.index(kind) for kind in seen):
             raise PipelineError(
-                f"the operators come in the order {described}; they must come as tokenize, pack_flat, shuffle, batch."
+                f"the operators come in the order {described}; they must come as {', '.join(names.values())}."
             )
         for kind in (Tokenize, PackFlat, Batch):
             if kind not in seen:
@@ -70,7 +77,13 @@ class Operators:
                     f"the pipeline lacks {names[kind]} (its operators: {described}); add .{names[kind]}(...)."
                 )
         by_kind = dict(zip(seen, operators, strict=True))
-        return Operators(by_kind[Tokenize], by_kind[PackFlat], by_kind.get(Shuffle), by_kind[Batch])
+        mixture, pack = by_kind.get(EnsureMixture), by_kind[PackFlat]
+        if mixture and pack.has_bins:
+            raise PipelineError(
+                f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.name} has the '
+                f"algorithm {pack.algorithm!r}; take one or the other."
+            )
+        return Operators(by_kind[Tokenize], mixture, pack, by_kind.get(Shuffle), by_kind[Batch])
 
 
 @dataclass(frozen=True)
@@ -106,6 +119,12 @@ class Compiled:
             [self.fingerprint, self.tokens_per_row, *(dict(run.tokens_per_row) for run in self.earlier)], sort_keys=True
         )
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of a global batch, or None where steps are not counted."""
+        batch = self.options.global_batch
+        return None if batch is None else batch * self.operators.pack.record_length
 
     @property
     def record_bytes(self) -> int:
@@ -169,8 +188,8 @@ def compile_pipeline(
     topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
     if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
         raise PipelineError(
-            f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, whose lanes end "
-            "at different steps; pass options(combine_flag=...), a function that tells whether any rank called it "
+            f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, "
+            "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any rank called it "
             "with True."
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
@@ -222,6 +241,8 @@ def compile_pipeline(
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
+        mixture=operators.mixture,
+        tokens_per_row=tuple(max(1, round(tokens_per_row[dataset.name] * 65536)) for dataset in datasets),
         kinds=_kinds(operators.pack, source),
     )
     return Compiled(
@@ -356,10 +377,11 @@ def _fingerprint(
         "datasets": [dataset.name for dataset in datasets],
     }
     brief = len(datasets) > _DATASETS_IN_DETAIL
+    if operators.mixture:
+        made["ensure_mixture"] = f"buffer_size={operators.mixture.buffer_size}"
     made |= _order_and_end(source)
     if isinstance(source, ScheduledMixtureWorkSource):
-        per_step = options.global_batch * operators.pack.record_length if options.global_batch else 1
-        made["schedule"] = [stage.to_plain(per_step) for stage in source.schedule]
+        made["schedule"] = _schedule(source, options, operators)
     if source.continues is not None:
         names = source.names
         places = [names.index(name) for name in source.continues.names]
@@ -380,6 +402,18 @@ def _fingerprint(
     for dataset, column, weight in zip(datasets, columns, source.relative_weights.values(), strict=True):
         made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, weight, brief)
     return made
+
+
+def _schedule(source: ScheduledMixtureWorkSource, options: Options, operators: Operators) -> list[list[Any]]:
+    """The stages of a source: start in planned tokens, kind of change, end or None, and shares by dataset."""
+    per_step = options.global_batch * operators.pack.record_length if options.global_batch else 1
+    return [stage.to_plain(per_step) for stage in source.schedule]
+
+
+def _own_settings(source: WorkSource, name: str) -> str:
+    """What a source says of one dataset's order and end, for people."""
+    own = {key: value for key, value in source.per_dataset.get(name, {}).items() if name not in source.retired}
+    return ", ".join(f"{key} {value}" for key, value in own.items())
 
 
 def _order_and_end(source: WorkSource) -> dict[str, Any]:
@@ -430,13 +464,24 @@ def _explain(compiled: Compiled) -> str:
         )
     lines += [
         f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "
-        f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, repeat {source.repeat}",
+        f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, "
+        f"{'ends' if source.finite else 'repeats without end'}",
+        *(f"  {name}: {told}" for name in source.names if (told := _own_settings(source, name))),
+    ]
+    if isinstance(source, ScheduledMixtureWorkSource):
+        lines.append("schedule, in planned tokens: see zephon plan")
+        for start, change, end, shares in _schedule(source, options, operators):
+            told = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+            lines.append(f"  from {start:,} {change}{f' until {end:,}' if end else ''}: {told}")
+    lines += [
         "operators",
         f"  tokenize: {operators.tokenize.tokenizer_id}, {compiled.tokenizer.backend} "
         f"{compiled.tokenizer.backend_version}, BOS {compiled.bos_id}, EOS {compiled.eos_id}, "
         f"column {operators.tokenize.field}",
         f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
+    if operators.mixture:
+        lines.append("    ensure_mixture: records of one dataset each, in turn; lanes are entered at windows only")
     if operators.pack.has_bins:
         lines.append(
             f"    {operators.pack.num_bins} bins per lane ({_size(in_bins)} over the lanes of this group), drained "

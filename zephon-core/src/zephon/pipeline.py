@@ -15,7 +15,8 @@ from .compiled import Compiled, Operators, compile_pipeline
 from .engine import Totals, cuts_of
 from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
-from .ops import Batch, PackCounts, PackFlat, PackSequences, Shuffle, Tokenize
+from .mixture_report import Mixture, mixture_of
+from .ops import Batch, EnsureMixture, PackCounts, PackFlat, PackSequences, Shuffle, Tokenize
 from .options import Options
 from .recipe import DataRecipe
 from .sources import source_of
@@ -28,25 +29,6 @@ __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
 _log = logging.getLogger("zephon")
 _MOST = 1 << 50
-
-
-@dataclass(frozen=True, slots=True)
-class Mixture:
-    """What one dataset was to give and has given, in this process since its stream was last begun.
-
-    Attributes:
-        target: wanted share of tokens.
-        achieved: share of the tokens made so far; 0 before the first.
-        tokens: tokens made, those ahead of the consumer included.
-        rows: rows read.
-        skipped: rows that were null, empty or only white space.
-    """
-
-    target: float
-    achieved: float
-    tokens: int
-    rows: int
-    skipped: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +102,7 @@ class Pipeline:
         self._position: tuple[dict[int, LaneStart], int] | None = None
         self._skipped: tuple[tuple[int, int], ...] = ()
         self._totals: Totals | None = None
+        self._begun = 0  # records of this group used before those that the totals are of
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._ended = False  # closed at the end of the data
         self._left_over: LeftOver | None = None
@@ -180,8 +163,10 @@ class Pipeline:
                 special_tokens=recipe.special_tokens,
                 parallelism=_unless_auto(recipe.tokenize_parallelism),
             )
-            ._with(_packing_of(recipe, seq_len))
         )
+        if recipe.ensure_mixture:
+            pipeline = pipeline.ensure_mixture()
+        pipeline = pipeline._with(_packing_of(recipe, seq_len))
         if recipe.shuffle_after_pack:
             pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
@@ -239,6 +224,10 @@ class Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
 
+    def ensure_mixture(self, buffer_size: int = 16384) -> Pipeline:
+        """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
+        return self._with(EnsureMixture(buffer_size))
+
     def pack_flat(
         self,
         max_length: int,
@@ -294,18 +283,13 @@ class Pipeline:
         return _Batches(self)
 
     def mixture(self) -> dict[str, Mixture]:
-        """Target and achieved token shares by dataset, since the stream was last begun in this process."""
+        """Target and achieved token shares by dataset, since the stream was last begun in this process.
+
+        Under a schedule the target is the mean over the planned tokens of the run that lie there.
+        """
         compiled = self._compile()
-        totals = self._stream.totals if self._stream else self._totals
-        zero = np.zeros(len(compiled.datasets), dtype=np.int64)
-        tokens, rows, skipped = (totals.tokens, totals.rows, totals.skipped) if totals else (zero, zero, zero)
-        made = int(tokens.sum())
-        return {
-            name: Mixture(
-                share, float(tokens[d]) / made if made else 0.0, int(tokens[d]), int(rows[d]), int(skipped[d])
-            )
-            for d, (name, share) in enumerate(compiled.source.shares.items())
-        }
+        totals, begun = (self._stream.totals, self._stream.begun) if self._stream else (self._totals, self._begun)
+        return mixture_of(compiled, totals or Totals(len(compiled.datasets)), begun)
 
     def packing(self) -> Packing:
         """How full records are, and what became of long documents, since the stream was last begun in this process."""
@@ -473,6 +457,7 @@ class Pipeline:
         if self._stream:
             self._position, self._ended, self._left_over = self._place(), self._stream.finished, self.left_over
             self._totals, self._agreed = self._stream.totals, self._stream.agreed
+            self._begun = self._stream.begun
             self._stream.close()
             self._stream = None
 
@@ -490,15 +475,18 @@ class Pipeline:
         """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
         before = self._derive()
         before._source = source = self._source.continues  # type: ignore[assignment]
-        before._options = self._options.changed({"ledger": None, "flush_index": None, "runner": "inline"})
         assert source is not None
+        before._options = self._options.changed({"ledger": None, "flush_index": None, "runner": "inline"})
         before.restore(read.to_dict(), allow_changes=allow)
         compiled = before._compile()
-        starts, cursor = before._place()
-        cuts = cuts_of(compiled.plan, starts, cursor)
+        same_unit = source.counts_tokens == self._source.counts_tokens
+        if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
+            raise CheckpointError(
+                "token_estimation is not what it was in the run to take over from, but with ensure_mixture the window "
+                "that is under way goes by it; leave it as it was."
+            )
+        earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
         before.close()
-        earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts))
-        same_unit = source.counts_tokens and self._source.counts_tokens and source.estimation == self._source.estimation
         return earlier, compiled.tokens_per_row if same_unit else {}
 
     def _live_stream(self) -> BatchStream:

@@ -140,7 +140,7 @@ class StageRecipe:
     start_steps: int | None = _key(Count(), None, decides_data=True)
     """The same in steps of the run, in place of start_tokens. Neither is the start of the run."""
     change: str = _key(Choice(CHANGES), "constant", decides_data=True)
-    """"constant": the mixture holds from the start; "linear" or "cosine": it is reached at the end, from the one before."""
+    """"constant": the mixture holds from the start; "linear", "cosine": it is reached at the end, from that before."""
     end_tokens: int | None = _key(Count(), None, decides_data=True)
     """Where a change ends, in planned tokens."""
     end_steps: int | None = _key(Count(), None, decides_data=True)
@@ -203,6 +203,8 @@ class DataRecipe:
     """Passes after the first one, after which a source stops."""
     schedule: tuple["StageRecipe", ...] = _key(_stages_check, (), decides_data=True)
     """`[[schedule]]` tables: a mixture that changes, in place of the sources' weights."""
+    ensure_mixture: bool = _key(Flag(), False, decides_data=True)
+    """Hold the shares of tokens over every stretch of the run, in records of one source each; for "wrap"."""
     continue_from: str | None = _key(Location("the path of a recipe", stores=False), None, decides_data=False)
     """The recipe of a run that one by this recipe takes over from, at a state of that run."""
     canonical_replicas: int | str = _key(Integer(1, 1 << 16, words=("auto",)), "auto", decides_data=True)
@@ -467,9 +469,8 @@ def _stages(value: object, where: str) -> tuple[StageRecipe, ...]:
     made = []
     for index, table in enumerate(value, start=1):
         inside = f"{where}: stage {index} of the schedule"
-        if isinstance(table, StageRecipe):
-            table = table.to_dict()
-        values = _given_keys(table, _STAGE_KEYS, inside)
+        plain = table.to_dict() if isinstance(table, StageRecipe) else table
+        values = _given_keys(plain, _STAGE_KEYS, inside)
         if "mixture" not in values:
             raise RecipeError(f'{inside}: key "mixture" is missing; every stage has one.')
         for spec in fields(StageRecipe):

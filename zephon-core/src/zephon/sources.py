@@ -51,8 +51,5 @@ def _source(recipe: DataRecipe, continues: WorkSource | None, text_field: str) -
         **{key: getattr(recipe, key) for key in DATASET_KEYS},
     }
     if recipe.schedule:
-        stages = [
-            Stage(**{key: value for key, value in s.to_dict().items() if value is not None}) for s in recipe.schedule
-        ]
-        return ScheduledMixtureWorkSource(**given, schedule=stages)
+        return ScheduledMixtureWorkSource(**given, schedule=[Stage(**stage.to_dict()) for stage in recipe.schedule])
     return StaticMixtureWorkSource(**given, mixture={s.name: s.weight for s in recipe.sources})

@@ -134,19 +134,20 @@ class _Run:
         mixture = self._pipeline.mixture()
         print_table(
             console,
-            ["source", "target", "achieved", "tokens", "rows read", "rows skipped"],
+            ["source", "target", "achieved", "last window", "tokens", "rows read", "rows skipped"],
             [
                 [
                     name,
-                    percent(target),
+                    percent(mixture[name].target),
                     percent(made),
+                    percent(mixture[name].window),
                     f"{int(tokens):,}",
                     f"{mixture[name].rows:,}",
                     f"{mixture[name].skipped:,}",
                 ]
-                for (name, target, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
+                for (name, _, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
             ],
-            right="lrrrrr",
+            right="lrrrrrr",
         )
         console.print("(rows are counted as they are read, ahead of the batches; skipped are those without text)")
         packing = self._pipeline.packing()

@@ -38,6 +38,8 @@ class Totals:
         rows: int64[n_datasets], rows read.
         skipped: int64[n_datasets], rows that were null, empty or only white space.
         tokens: int64[n_datasets], tokens made, special tokens included.
+        windows: by lane, int64[n_datasets], the tokens of its last whole window.
+        windows_ended: windows that have ended, over the lanes.
         left_out: tokens that did not fill a last record.
         packing: what the packers did.
     """
@@ -46,16 +48,23 @@ class Totals:
         self.rows = np.zeros(n_datasets, dtype=np.int64)
         self.skipped = np.zeros(n_datasets, dtype=np.int64)
         self.tokens = np.zeros(n_datasets, dtype=np.int64)
+        self.windows: dict[int, np.ndarray] = {}
+        self.windows_ended = 0
         self.left_out = 0
         self.packing = PackCounts()
 
-    def add(self, block: TokenBlock) -> None:
-        """Count one block."""
+    def add(self, block: TokenBlock) -> np.ndarray:
+        """Count one block; gives its tokens by dataset, int64[n_datasets]."""
         self.rows += block.rows_read
         self.skipped += block.rows_skipped
-        self.tokens += np.bincount(block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)).astype(
-            np.int64
-        )
+        tokens = np.bincount(block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)).astype(np.int64)
+        self.tokens += tokens
+        return tokens
+
+    def end_window(self, lane: int, tokens: np.ndarray) -> None:
+        """A window of `lane` has ended, which had so many tokens of each dataset."""
+        self.windows[lane] = tokens
+        self.windows_ended += 1
 
 
 class _WindowEnd:
@@ -123,7 +132,7 @@ class LaneStream:
         self._on_window = on_window
         self._packer_window = self._orderer_window = start.window
         self._records_packed = self._records_ordered = start.records_before
-        self._packer = plan.packer(start, totals.packing)
+        self._packer = plan.packer(lane, start, totals.packing)
         self._orderer = plan.orderer(lane, start)
         self._skip = skip
         self._budget = lookahead_bytes
@@ -138,12 +147,14 @@ class LaneStream:
         self._ordered: _Queue = deque()
         self._blocks: deque[RecordBlock] = deque()
         self._barren_rows = 0  # rows since the last token
+        self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
 
     def fill(self) -> None:
-        """Hand out work up to the look-ahead; at least one block where nothing is under way."""
+        """Hand out work up to the look-ahead; at least one block where nothing is under way or ready."""
         ready_bytes = self.ready * self._plan.pack.record_length * 4
         while not self._exhausted and (
-            not self._documents or (self._runner.looks_ahead and self._under_way + ready_bytes < self._budget)
+            not (self.ready or self._documents or self._packed or self._ordered)
+            or (self._runner.looks_ahead and self._under_way + ready_bytes < self._budget)
         ):
             self._hand_out()
 
@@ -208,6 +219,8 @@ class LaneStream:
         if isinstance(item, _WindowEnd):
             self._packed.extend((self._start(job), job) for job in self._packer.flush())
             self._packer_window += 1
+            self._totals.end_window(self._lane, self._window_tokens)
+            self._window_tokens = np.zeros_like(self._window_tokens)
             self._note_window()
             self._packed.append(item)
         elif isinstance(item, _LaneEnd):
@@ -217,7 +230,7 @@ class LaneStream:
         else:
             block: TokenBlock = item.result()
             self._under_way -= self._estimates.popleft()
-            self._totals.add(block)
+            self._window_tokens += self._totals.add(block)
             counts = self._totals.packing
             kept, dropped = counts.documents - counts.dropped, counts.dropped
             self._packed.extend((self._start(job), job) for job in self._packer.push(block))

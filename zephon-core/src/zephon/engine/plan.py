@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +12,10 @@ import pyarrow as pa
 from .._arrow import int64_array
 from ..io import OpenDataset
 from ..ops import (
+    LEAST_HELD,
     BinPacker,
+    EnsureMixture,
+    MixturePacker,
     Orderer,
     PackCounts,
     Packer,
@@ -20,6 +24,7 @@ from ..ops import (
     Shuffle,
     Shuffler,
     TokenizeWorker,
+    Turns,
     WrapPacker,
 )
 from ..records import RowBlock
@@ -91,6 +96,8 @@ class Plan:
         row_bytes: float64[n_datasets], bytes of text per row by the catalogs; sizes blocks of work, decides no data.
         lookahead_bytes: text that may be under way or ready, over all lanes of this process.
         barren_limit: rows without any token to pack after which a lane that repeats can be sure that there are none.
+        mixture: holds the mixture locally, or None.
+        tokens_per_row: for each dataset, in units of 2**-16.
         kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
     """
 
@@ -109,11 +116,28 @@ class Plan:
     row_bytes: np.ndarray
     lookahead_bytes: int
     barren_limit: int
+    mixture: EnsureMixture | None
+    tokens_per_row: tuple[int, ...]
     kinds: np.ndarray
 
-    def packer(self, start: LaneStart, counts: PackCounts) -> Packer:
+    def packer(self, lane: int, start: LaneStart, counts: PackCounts) -> Packer:
         """A packer for a lane that begins at `start`, adding to `counts`."""
         pack = self.pack
+        if self.mixture:
+            return MixturePacker(
+                pack.record_length,
+                turns=Turns(lane, self.topology.lanes),
+                first_record=start.records_before,
+                window=start.window,
+                window_chunks=self.window_chunks,
+                rows_before=partial(self.curriculum.rows_before, lane),
+                tokens_per_row=self.tokens_per_row,
+                most_held=max(LEAST_HELD, self.mixture.buffer_size // self.topology.lanes),
+                pad_token=self.pad_token,
+                pad_last=self.pad_last,
+                order=sorted(range(len(self.dataset_names)), key=lambda d: self.dataset_names[d]),
+                counts=counts,
+            )
         if not pack.has_bins:
             pad_token = self.pad_token if self.pad_last else None
             return WrapPacker(pack.record_length, pad_token=pad_token, skip=start.token, counts=counts)
@@ -149,4 +173,11 @@ class Plan:
         lanes = self.topology.lanes
         if self.shuffle is None or self._buffer_size == 1:
             return Passer(size=max(1, UNSHUFFLED_BUFFER // lanes), buffer=start.buffer)
-        return Shuffler(self.shuffle, lane=lane, lanes=lanes, window=start.window, buffer=start.buffer)
+        return Shuffler(
+            self.shuffle,
+            lane=lane,
+            lanes=lanes,
+            window=start.window,
+            buffer=start.buffer,
+            keep_datasets=self.dataset_names if self.mixture else None,
+        )

@@ -203,6 +203,23 @@ class WrapPacker:
         count = self._held // self._length
         return [self._cut(count)] if count else []
 
+    @property
+    def held(self) -> int:
+        """Tokens not yet in a record."""
+        return self._held
+
+    def absorb(self, other: WrapPacker) -> list[Job]:
+        """Take over the tokens that another packer holds; gives a job for a record that is now complete."""
+        if not other._held:
+            return []
+        self._start = np.concatenate([self._start, self._held + other._start])
+        for name in ("_dataset", "_row", "_token", "_chunk", "_position"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        self._parts.append(Part.concat(other._parts))
+        self._held += other._held
+        other._keep_from(other._held)
+        return [self._cut(1)] if self._held >= self._length else []
+
     def flush(self) -> list[Job]:
         """Nothing: the carry goes over the end of a window."""
         return []

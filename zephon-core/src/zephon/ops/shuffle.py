@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -41,9 +42,22 @@ class Shuffler:
 
     A full buffer is given out whole, in an order keyed by seed, lane, window and the number of the buffer in its
     window; so every buffer can be made again from its first record, and nothing is held across the end of a window.
+
+    With `keep_datasets`, the names of the datasets, a place of the buffer keeps the dataset of its record, so that an order
+    which holds the mixture locally is not lost; each dataset's records are shuffled among their places.
     """
 
-    def __init__(self, spec: Shuffle, *, lane: int, lanes: int, window: int, buffer: int = 0) -> None:
+    def __init__(
+        self,
+        spec: Shuffle,
+        *,
+        lane: int,
+        lanes: int,
+        window: int,
+        buffer: int = 0,
+        keep_datasets: Sequence[str] | None = None,
+    ) -> None:
+        self._keys = None if keep_datasets is None else [derive_key("shuffle", name) for name in keep_datasets]
         self._buffer = buffer
         self._size = max(1, spec.buffer_size // lanes)
         self._key = mix_key(derive_key("shuffle", spec.seed), lane)
@@ -75,10 +89,12 @@ class Shuffler:
         return jobs
 
     def _emit(self) -> Ordered:
-        parts, count = self._parts, self._held
+        parts, count, keys = self._parts, self._held, self._keys
         key = mix_key(self._key, self._window, self._buffer)
         made = Ordered(
-            run=lambda: RecordBlock.arrange(parts, shuffled_indices(key, count)),
+            run=lambda: RecordBlock.arrange(
+                parts, shuffled_indices(key, count) if keys is None else _order_of_datasets(parts, key, keys)
+            ),
             nbytes=count * parts[0].tokens.shape[1] * 4,
             records=count,
             origin=self._origin,
@@ -121,6 +137,16 @@ class Passer:
         """The next window starts."""
         self._into, self._buffer = 0, 0
         return []
+
+
+def _order_of_datasets(parts: list[RecordBlock], key: int, keys: Sequence[int]) -> np.ndarray:
+    """A random order int64[n] of the records of some blocks in which each place keeps the dataset of its record."""
+    datasets = np.concatenate([part.span_dataset[part.span_offsets[:-1]] for part in parts])
+    order = np.empty(len(datasets), dtype=np.int64)
+    for d in np.unique(datasets).tolist():
+        places = np.flatnonzero(datasets == d)
+        order[places] = places[shuffled_indices(mix_key(key, keys[d]), len(places))]
+    return order
 
 
 def _known(origin: np.ndarray) -> np.ndarray:

@@ -11,8 +11,8 @@ so a dataset of weight 1e-6 comes in at its share of the run and not in every la
 
 Time runs in one of two units. Where the mixture stays the same it is rows per lane: with row weights a_d (of M = sum of
 all a) and chunks of C rows, due(d, x) is x * a_d / M and chunk i begins at x = i * C. Under a schedule it is planned
-tokens over all lanes (see `zephon.work.schedule`), rates change along straight lines, due(d, x) is a polynomial of degree
-two between the knots of a span, and each span of the schedule is cut into chunks of about C rows.
+tokens over all lanes (see `zephon.work.schedule`), rates change along straight lines, due(d, x) is a polynomial of
+degree two between the knots of a span, and each span of the schedule is cut into chunks of about C rows.
 
 A dataset that ends leaves its share to the others: the rates change at the chunk in which it ends. So a run is a short
 list of segments, each with its own rates and the same closed form inside.
@@ -42,7 +42,7 @@ _GRID_BITS = 5
 
 
 def row_weights(token_weights: Sequence[float], tokens_per_row: Sequence[float]) -> list[int]:
-    """Whole-number row weights that give the wanted shares of tokens, one per dataset, at least 1 where any is wanted."""
+    """Whole-number row weights that give the wanted shares of tokens, one per dataset, 0 only where none is wanted."""
     rates = [w / t for w, t in zip(token_weights, tokens_per_row, strict=True)]
     total = math.fsum(rates)  # exact on every Python; sum() of floats rounds otherwise before 3.12 than after
     return [max(1, round(rate / total * _WEIGHT_ONE)) if rate else 0 for rate in rates]

@@ -2,7 +2,7 @@
 
 A schedule is a list of stages. A stage says which mixture holds from its start on, and how it is reached from the one
 before: at once ("constant"), or along a straight line ("linear") or half a cosine wave ("cosine") that is done at the
-stage's end. Starts and ends are counted in planned tokens: rows times the tokens per row that were measured when the run
+stage's end. Starts and ends are counted in planned tokens: rows times the tokens per row measured when the run
 began. Counting what rows really make would need the rows, and the curriculum would be no pure function any longer; the
 two differ by as much as the measurement is off, usually well under one percent. A start in steps is a start in tokens,
 at so many tokens per step.
@@ -17,6 +17,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import Any
 
 from ..errors import RecipeError
@@ -82,8 +83,8 @@ class Stage:
                 )
         if self.change == "constant" and (self.end_tokens is not None or self.end_steps is not None):
             raise RecipeError(
-                'a stage whose change is "constant" has an end, but it holds until the next one starts; remove the end, '
-                'or let change be "linear" or "cosine".'
+                'a stage whose change is "constant" has an end, but it holds until the next one starts; remove the '
+                'end, or let change be "linear" or "cosine".'
             )
         object.__setattr__(self, "mixture", {name: float(weight) for name, weight in self.mixture.items()})
 
@@ -186,7 +187,7 @@ def spans_of(stages: Sequence[Stage], names: Sequence[str], tokens_per_step: int
         RecipeError: stages are not in order, or overlap.
     """
     starts = [stage.start(tokens_per_step) for stage in stages]
-    for nth, (before, start) in enumerate(zip(starts, starts[1:], strict=False), start=2):
+    for nth, (before, start) in enumerate(pairwise(starts), start=2):
         if start <= before:
             raise RecipeError(
                 f"stage {nth} of the schedule starts at {start} tokens and the one before it at {before}; "
@@ -212,11 +213,12 @@ def spans_of(stages: Sequence[Stage], names: Sequence[str], tokens_per_step: int
                     f"{until}: stages must not overlap."
                 )
             spans.append(_change(stage.change, start, end - start, shares, wanted))
-            start = end
+        else:
+            end = start
         if until is None:
-            spans.append(Span(start, (0,), (wanted,)))
-        elif start < until:
-            spans.append(Span(start, (0, until - start), (wanted, wanted)))
+            spans.append(Span(end, (0,), (wanted,)))
+        elif end < until:
+            spans.append(Span(end, (0, until - end), (wanted, wanted)))
         shares = wanted
     return spans
 
