@@ -1,8 +1,8 @@
 """How well the shares of tokens hold: over any stretch of 2 million tokens, and over 100 million.
 
-Two corpora are made of what the installed Python brings along: its documentation as it is, and its sources put together
-to documents ten times as long. Both are mixed, the records of the run are counted in the order in which they are trained
-on, and the worst stretch of each length is told, without and with ensure_mixture.
+Two corpora are made of what the installed Python brings along: its documentation as it is, and its sources put
+together to documents ten times as long and more. Both are mixed, the records of the run are counted in the order in
+which they are trained on, and the worst stretch of each length is told, without and with ensure_mixture.
 
     python scripts/mixture_accuracy.py [--tokens 110e6] [--lanes 1 16 64] [--share 0.5]
 """
@@ -27,7 +27,7 @@ TIMES_LONGER = 10
 
 
 def corpora(folder: Path) -> tuple[dict[str, Path], Path]:
-    """Paths of "short" and "long", whose documents are ten times as long on average, and a tokenizer trained on them."""
+    """Paths of "short" and "long", whose documents are ten times as long and more, and a tokenizer trained on them."""
     sources = build_corpus(folder / "corpus")
 
     def texts(name: str) -> list[str]:
@@ -46,7 +46,8 @@ def corpora(folder: Path) -> tuple[dict[str, Path], Path]:
         made[name].write_text("".join(json.dumps({"text": text}) + "\n" for text in rows))
         lengths = np.array([len(text) for text in rows])
         print(
-            f"{name}: {len(rows):,} documents of {lengths.mean():,.0f} characters on average ({lengths.std():,.0f} s.d.)"
+            f"{name}: {len(rows):,} documents of {lengths.mean():,.0f} characters on average "
+            f"(standard deviation {lengths.std():,.0f})"
         )
     return made, train_tokenizer([*short, *long], folder / "tokenizer", 8192)
 
@@ -77,7 +78,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=110e6)
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--share", type=float, default=0.5, help="wanted share of the long documents")
-    parser.add_argument("--chunk-size", type=int, default=16384)
+    parser.add_argument("--chunks-per-window", type=int, default=1)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         paths, tokenizer = corpora(Path(name))
@@ -87,9 +88,11 @@ def main() -> None:
                     datasets=[Dataset.from_path(key, paths[key]) for key in ("long", "short")],
                     mixture={"long": options.share, "short": 1 - options.share},
                     seed=42,
-                    chunk_size=options.chunk_size,
                 )
-                pipeline = Pipeline(source).options(canonical_replicas=lanes).tokenize(tokenizer)
+                pipeline = Pipeline(source).options(
+                    canonical_replicas=lanes, flush_every_k_chunks=options.chunks_per_window
+                )
+                pipeline = pipeline.tokenize(tokenizer)
                 if ensure:
                     pipeline = pipeline.ensure_mixture()
                 pipeline = pipeline.pack_flat(SEQ_LEN).shuffle(1024, seed=42).batch(8)
@@ -98,8 +101,8 @@ def main() -> None:
                 long_run = f"{worst(counts, 100e6, options.share):.3f}" if options.tokens >= 100e6 else "-"
                 print(
                     f"{lanes:3} lanes, {'with' if ensure else 'without'} ensure_mixture: at most "
-                    f"{worst(counts, 2e6, options.share):.3f} points off over any 2 million tokens, {long_run} over any "
-                    f"100 million",
+                    f"{worst(counts, 2e6, options.share):.3f} points off over any 2 million tokens, {long_run} over "
+                    "any 100 million",
                     flush=True,
                 )
 

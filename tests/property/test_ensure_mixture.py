@@ -94,9 +94,8 @@ def test_a_run_is_the_same_on_any_topology_and_runner_and_after_any_resume(tiny_
 def test_a_finite_run_uses_every_token_once_in_records_of_one_dataset_but_for_the_last_of_a_window(
     tiny_tokenizer, source, shape
 ):
-    covered, mixed, records = {}, 0, 0
+    covered, mixed = {}, 0
     for batch in build(source, shape, tiny_tokenizer, drop_last=False):
-        records += 1
         lines = batch.provenance().to_pylist()
         mixed += len({line["dataset"] for line in lines}) > 1
         for line in lines:

@@ -51,7 +51,7 @@ class Operators:
 
     @staticmethod
     def from_list(operators: Sequence[Any]) -> Operators:
-        """Check the order tokenize, ensure_mixture (optional), pack_flat or pack_sequences, shuffle (optional), batch."""
+        """Check the order tokenize, ensure_mixture or not, pack_flat or pack_sequences, shuffle or not, batch."""
         names = {
             Tokenize: "tokenize",
             EnsureMixture: "ensure_mixture",
@@ -80,8 +80,8 @@ class Operators:
         mixture, pack = by_kind.get(EnsureMixture), by_kind[PackFlat]
         if mixture and pack.has_bins:
             raise PipelineError(
-                f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.name} has the '
-                f"algorithm {pack.algorithm!r}; take one or the other."
+                f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.name} has '
+                f"the algorithm {pack.algorithm!r}; take one or the other."
             )
         return Operators(by_kind[Tokenize], mixture, pack, by_kind.get(Shuffle), by_kind[Batch])
 
@@ -189,8 +189,8 @@ def compile_pipeline(
     if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
         raise PipelineError(
             f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, "
-            "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any rank called it "
-            "with True."
+            "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any "
+            "rank called it with True."
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
     cache = DecodeCache(cache_options.memory_bytes)

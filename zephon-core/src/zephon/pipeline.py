@@ -274,6 +274,11 @@ class Pipeline:
         """
         return self._compile().explain()
 
+    @property
+    def compiled(self) -> Compiled:
+        """What the description becomes: opened datasets, loaded tokenizer, measured ratios and the plan."""
+        return self._compile()
+
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:

@@ -138,14 +138,14 @@ class _Run:
             [
                 [
                     name,
-                    percent(mixture[name].target),
+                    percent(target),
                     percent(made),
                     percent(mixture[name].window),
                     f"{int(tokens):,}",
                     f"{mixture[name].rows:,}",
                     f"{mixture[name].skipped:,}",
                 ]
-                for (name, _, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
+                for (name, target, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
             ],
             right="lrrrrrr",
         )

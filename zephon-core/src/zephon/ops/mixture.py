@@ -1,16 +1,17 @@
 """Holding the mixture locally: records of one dataset each, in an order that keeps every stretch at the wanted shares.
 
-Row quotas are exact, but documents have lengths: over a few thousand of them the tokens of a dataset with long documents
-may be some percent off, and a single long document fills several records in a row. Here documents of each dataset are
-packed by themselves, so that a record holds tokens of one dataset, and the records of all datasets are given out in turn.
+Row quotas are exact, but documents have lengths: over a few thousand of them the tokens of a dataset with long
+documents may be some percent off, and a single long document fills several records in a row. Here documents of each
+dataset are packed by themselves, so that a record holds tokens of one dataset, and the records of all datasets are
+given out in turn.
 
-Whose turn it is comes from a sequence of points u = frac(round * a + phase(lane)), spread as evenly over 0 .. 1 as points
-can be, both along a lane and over the lanes of a round: a dataset has the turn where u falls into its part of 0 .. 1, which
-is as wide as its share of the tokens still to come in the window. So shares hold to about one record over any stretch, and
-what a window has more of one dataset than was planned is spread over the whole window.
+Whose turn it is comes from a sequence of points u = frac(round * a + phase(lane)), spread as evenly over 0 .. 1 as
+points can be, both along a lane and over the lanes of a round: a dataset has the turn where u falls into its part of
+0 .. 1, which is as wide as its share of the tokens still to come in the window. So shares hold to a few records over
+any stretch, and what a window has more of one dataset than was planned is spread over the whole window.
 
-The accumulator waits for the dataset whose turn it is, so it holds records of the others; at the end of a window it gives
-out everything, and what fills no record goes into common ones, the last of which is padded.
+The accumulator waits for the dataset whose turn it is, so it holds records of the others; at the end of a window it
+gives out everything, and what fills no record goes into common ones, the last of which is padded.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ class Turns:
 
     def __init__(self, lane: int, lanes: int) -> None:
         self._step = _step(lanes)
-        # Phases are L even parts of 0 .. 1, handed out so that those of neighbouring lanes are spread evenly too: a round is
-        # balanced not only as a whole, but wherever one counts from, and so is what each data-parallel group gets of it.
+        # Phases are L even parts of 0 .. 1, handed out so that those of neighbouring lanes are spread evenly too: a
+        # round is balanced not only as a whole but wherever one counts from, and so is the part of each group of it.
         spread = np.arange(lanes, dtype=np.uint64) * np.uint64(_GOLDEN)
         self._phase = (int((spread < spread[lane]).sum()) << 64) // lanes
 
@@ -82,9 +83,9 @@ class Turns:
 def _step(lanes: int) -> int:
     """How far the points of a lane lie apart, in units of 2**-64.
 
-    L steps make the golden ratio, so that rounds as a whole are spread as evenly as can be. That leaves L choices for the
-    step; the best is the one that is hardest to come near with a fraction, or a lane would come back to nearly the same
-    points again and again: the largest partial quotient of its continued fraction is as small as can be.
+    L steps make the golden ratio, so that rounds as a whole are spread as evenly as can be. That leaves L choices for
+    the step; the best is the one that is hardest to come near with a fraction, or a lane would come back to nearly the
+    same points again and again: the largest partial quotient of its continued fraction is as small as can be.
     """
     middle = lanes * _GOLDEN >> 64
     candidates = [((k << 64) + _GOLDEN) // lanes for k in range(max(0, middle - 32), min(lanes, middle + 32) + 1)]
@@ -165,6 +166,7 @@ class MixturePacker:
         self._window, self._window_chunks, self._rows_before = window, window_chunks, rows_before
         self._per_row, self._most_held, self._pad_token, self._pad_last = tokens_per_row, most_held, pad_token, pad_last
         self._order, self._counts = order, counts
+        self._slot: tuple[int, int] | None = None
         self._begin_window()
 
     def push(self, block: TokenBlock) -> list[Job]:
@@ -207,7 +209,7 @@ class MixturePacker:
         self._waiting: list[deque[_Waiting]] = [deque() for _ in range(n)]
         self._queued = [0] * n  # records that wait
         self._chunk = -1, 0  # a chunk, and the rows of the window before it
-        self._slot: tuple[int, int] | None = None
+        self._slot = None
         self._begun = False
 
     def _take(self, block: TokenBlock, start: int, stop: int) -> None:
@@ -231,7 +233,7 @@ class MixturePacker:
             queued * self._length + packer.held + planned * to_come // max(1, self._planned_rows)
             for queued, packer, planned in zip(self._queued, self._packers, self._planned, strict=True)
         ]
-        order = []
+        order: list[int] = []
         number = self._first + self.records
         while any(left):
             d = self._turns.choose(number + len(order), left, self._order)

@@ -43,8 +43,8 @@ class Shuffler:
     A full buffer is given out whole, in an order keyed by seed, lane, window and the number of the buffer in its
     window; so every buffer can be made again from its first record, and nothing is held across the end of a window.
 
-    With `keep_datasets`, the names of the datasets, a place of the buffer keeps the dataset of its record, so that an order
-    which holds the mixture locally is not lost; each dataset's records are shuffled among their places.
+    With `keep_datasets`, the names of the datasets, a place of the buffer keeps the dataset of its record, so that an
+    order which holds the mixture locally is not lost; each dataset's records are shuffled among their places.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """Taking over: a run that goes on under another curriculum from some place of each lane.
 
 A lane follows the earlier curriculum up to its cut, so many rows into some chunk, and the new one from the next chunk
-on. The new one begins every dataset at the row of its order that the lane has come to, so a dataset that stays loses no row
-and repeats none. Chunks go on being counted, so every place of the run keeps its name.
+on. The new one begins every dataset at the row of its order that the lane has come to, so a dataset that stays loses no
+row and repeats none. Chunks go on being counted, so every place of the run keeps its name.
 
 Where a lane is cut is decided once, when the run is taken over, and kept in its states: at the first place after the
 records already used that a lane can be entered at, since the records up to there are made of rows before it.

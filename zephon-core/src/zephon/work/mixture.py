@@ -338,6 +338,19 @@ class Curriculum:
             made.append(target if limit is None else max(before, min(target, limit)))
         return made
 
+    def rows_due(self, index: int, part: float = 0.0) -> list[float]:
+        """Rows of each dataset that are due per lane by some part of the way through chunk `index`: a forecast, which
+        no lane is further than a row from. Not to be asked of a curriculum that took over."""
+        assert self._common is not None
+        segment = _segment(self._common, index)
+        begin, end = segment.time(index), segment.time(index + 1)
+        due = [base + segment.curve.due(d, begin + int((end - begin) * part)) for d, base in enumerate(segment.base)]
+        limits = [self._fixed_limit(d) for d in range(len(due))]
+        return [
+            (each if limit is None else min(each, limit)) / (1 << _FRACTION_BITS)
+            for each, limit in zip(due, limits, strict=True)
+        ]
+
     def _route_of(self, lane: int) -> _Route:
         if self._common is not None:
             return self._common
