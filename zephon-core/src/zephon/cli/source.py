@@ -88,7 +88,7 @@ class Consumed:
         return int(self.tokens.sum())
 
     def shares(self) -> list[tuple[str, float, float]]:
-        """Name, target and achieved share of tokens of each dataset; under a schedule the target of what was consumed."""
+        """Name, target and achieved share of tokens of each dataset, the target that of what was consumed."""
         total, length = max(1, self.total), self._compiled.operators.pack.record_length
         first, last = self._span or (0, 0)
         targets = self._compiled.source.shares_between(
