@@ -91,13 +91,25 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
 
     weights = {"long": 3.0, "short": 1.0}
 
-    def run(lanes: int, batch: int, seq_len: int, buffer: int | None, window: int = 1, special: str = "auto", **source):
+    def run(
+        lanes: int,
+        batch: int,
+        seq_len: int,
+        buffer: int | None,
+        window: int = 1,
+        special: str = "auto",
+        pack: dict | None = None,
+        ensure: bool = False,
+        **source,
+    ):
         kind = ScheduledMixtureWorkSource if "schedule" in source else StaticMixtureWorkSource
         mixed = kind(datasets=datasets, **({} if "schedule" in source else {"mixture": weights}), **source)
         pipeline = Pipeline(mixed).options(
             runner="inline", canonical_replicas=lanes, global_batch=batch, flush_every_k_chunks=window
         )
-        pipeline = pipeline.tokenize(tokenizer, special_tokens=special).pack_flat(seq_len)
+        pipeline = pipeline.tokenize(tokenizer, special_tokens=special)
+        options = dict(pack or {})
+        pipeline = getattr(pipeline, options.pop("how", "pack_flat"))(seq_len, **options)
         if buffer:
             pipeline = pipeline.shuffle(buffer, seed=5)
         return pipeline.batch(batch), batch
@@ -134,6 +146,17 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
             schedule=[Stage(weights), Stage({"long": 1, "short": 9}, start_steps=1), Stage(weights, start_steps=3)],
         ),
         "blocks of 64 rows": run(4, 8, 90, 64, seed=9, shuffle_block_size=64, token_estimation=TokenEstimation(4096)),
+        "first fit": run(4, 8, 500, 64, pack={"algorithm": "first_fit", "num_bins": 4}, seed=2),
+        "best fit, datasets apart": run(
+            2, 64, 700, 16, pack={"algorithm": "best_fit", "num_bins": 8, "homogeneity": "full"}, seed=2, chunk_size=500
+        ),
+        "best fit, cut to fill": run(1, 32, 300, None, window=2, pack={"algorithm": "best_fit_wrap", "num_bins": 16}),
+        "whole sequences, few to a record": run(
+            4, 16, 900, 32, pack={"how": "pack_sequences", "max_documents_per_record": 6}, seed=8
+        ),
+        "best fit, long documents left out": run(
+            2, 16, 400, 8, pack={"algorithm": "best_fit", "oversized": "drop"}, seed=3, repeat=False
+        ),
     }
 
 

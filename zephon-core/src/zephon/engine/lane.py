@@ -140,6 +140,7 @@ class LaneStream:
         self._largest_block = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._work = self._pieces(start)
         self._exhausted = False
+        self._made_bytes = 0  # of records on their way from the packer to the orderer
         self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
         self._documents: _Queue = deque()
@@ -150,11 +151,11 @@ class LaneStream:
         self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
 
     def fill(self) -> None:
-        """Hand out work up to the look-ahead; at least one block where nothing is under way or ready."""
-        ready_bytes = self.ready * self._plan.pack.record_length * 4
+        """Hand out work up to the look-ahead; at least one block where nothing is under way and no record is ready."""
+        # A lane whose records wait gets no more work: else a slow consumer would find ever more of them.
+        made = self.ready * self._plan.pack.record_length * 4 + self._made_bytes
         while not self._exhausted and (
-            not (self.ready or self._documents or self._packed or self._ordered)
-            or (self._runner.looks_ahead and self._under_way + ready_bytes < self._budget)
+            not (self._documents or self.ready) or (self._runner.looks_ahead and self._under_way + made < self._budget)
         ):
             self._hand_out()
 
@@ -217,14 +218,14 @@ class LaneStream:
     def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
         """The next documents, or a mark, into the packer."""
         if isinstance(item, _WindowEnd):
-            self._packed.extend((self._start(job), job) for job in self._packer.flush())
+            self._cut(self._packer.flush())
             self._packer_window += 1
             self._totals.end_window(self._lane, self._window_tokens)
             self._window_tokens = np.zeros_like(self._window_tokens)
             self._note_window()
             self._packed.append(item)
         elif isinstance(item, _LaneEnd):
-            self._packed.extend((self._start(job), job) for job in self._packer.finish())
+            self._cut(self._packer.finish())
             self._totals.left_out += self._packer.tokens_left_out
             self._packed.append(item)
         else:
@@ -233,11 +234,17 @@ class LaneStream:
             self._window_tokens += self._totals.add(block)
             counts = self._totals.packing
             kept, dropped = counts.documents - counts.dropped, counts.dropped
-            self._packed.extend((self._start(job), job) for job in self._packer.push(block))
+            self._cut(self._packer.push(block))
             barren = counts.documents - counts.dropped == kept
             self._barren_rows = self._barren_rows + int(block.rows_read.sum()) if barren else 0
             if self._barren_rows > self._plan.barren_limit:
                 raise DataError(self._why_barren(counts.dropped > dropped))
+
+    def _cut(self, jobs: list[Job]) -> None:
+        """The packer's jobs on their way."""
+        for job in jobs:
+            self._packed.append((self._start(job), job))
+            self._made_bytes += job.nbytes
 
     def _why_barren(self, dropped: bool) -> str:
         rows, names = f"{self._barren_rows:,} rows in a row", ", ".join(self._plan.dataset_names)
@@ -263,6 +270,7 @@ class LaneStream:
         """The next records, or a mark, into the orderer."""
         if isinstance(item, tuple):
             task, job = item
+            self._made_bytes -= job.nbytes
             made = self._orderer.push(task.result(), job.origins, job.fresh)
         else:
             made = self._orderer.flush()

@@ -160,9 +160,9 @@ class BinPacker:
                 piece = _tail(piece, full.room)
                 self._held[kind] -= self._length - full.room
             else:
-                fullest = min((k for k in self._open if self._open[k]), key=lambda k: min(map(_room, self._open[k])))
+                fullest = min((k for k in self._open if self._open[k]), key=self._least_room)
                 victims = self._open[fullest]
-                full = victims.pop(min(range(len(victims)), key=lambda i: victims[i].room))
+                full = victims.pop(self._fullest(victims))
                 self._held[fullest] -= self._length - full.room
             self._count -= 1
             self._close(full.pieces)
@@ -184,6 +184,14 @@ class BinPacker:
         elif not self._first_fit:
             del bins[at]
             insort(bins, target, key=_room)
+
+    def _fullest(self, bins: list[_Bin]) -> int:
+        """The bin with the least room, of several the first."""
+        return min(range(len(bins)), key=lambda i: bins[i].room) if self._first_fit else 0
+
+    def _least_room(self, kind: int) -> int:
+        bins = self._open[kind]
+        return bins[self._fullest(bins)].room
 
     def _find(self, bins: list[_Bin], length: int) -> int:
         """The bin to put `length` tokens into, or `len(bins)` where none has room."""
