@@ -108,6 +108,8 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
             runner="inline", canonical_replicas=lanes, global_batch=batch, flush_every_k_chunks=window
         )
         pipeline = pipeline.tokenize(tokenizer, special_tokens=special)
+        if ensure:
+            pipeline = pipeline.ensure_mixture()
         options = dict(pack or {})
         pipeline = getattr(pipeline, options.pop("how", "pack_flat"))(seq_len, **options)
         if buffer:
@@ -145,6 +147,7 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
             reshuffle_on_repeat=False,
             schedule=[Stage(weights), Stage({"long": 1, "short": 9}, start_steps=1), Stage(weights, start_steps=3)],
         ),
+        "shares held over every stretch": run(4, 8, 60, 64, window=2, seed=13, chunk_size=150, ensure=True),
         "blocks of 64 rows": run(4, 8, 90, 64, seed=9, shuffle_block_size=64, token_estimation=TokenEstimation(4096)),
         "first fit": run(4, 8, 500, 64, pack={"algorithm": "first_fit", "num_bins": 4}, seed=2),
         "best fit, datasets apart": run(
