@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from zephon.batch import combine_digests
+from zephon.records import TokenBlock
 
 
 def catalog_of(group_rows: list[int], groups_per_shard: int, *, row_bytes: int = 100, sequential: bool = False):
@@ -67,3 +68,24 @@ def setup_of(corpus, **changes):
         "finite": False,
     }
     return Setup(**{**values, **changes})
+
+
+def block_of(lengths, first, chunk=0):
+    """Document i is the tokens i * 1000, i * 1000 + 1, ..., at row 10 * i and position i of its chunk."""
+    index = np.arange(first, first + len(lengths), dtype=np.int64)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    tokens = np.concatenate([np.arange(n) + i * 1000 for i, n in zip(index, lengths, strict=True)] + [[]])
+    zero = np.zeros(1, dtype=np.int64)
+    return TokenBlock(
+        tokens.astype(np.uint32), offsets, (index % 3).astype(np.int32), index * 10, index, chunk, zero, zero
+    )
+
+
+def described(records):
+    """Every span as (record, start, row, first token, tokens)."""
+    lengths = records.span_lengths()
+    return [
+        (record, int(records.span_start[s]), int(records.span_row[s]), int(records.span_token[s]), int(lengths[s]))
+        for record in range(len(records))
+        for s in range(records.span_offsets[record], records.span_offsets[record + 1])
+    ]

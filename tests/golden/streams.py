@@ -19,7 +19,7 @@ from support import step_digests
 from zephon import Pipeline
 from zephon.io import Dataset
 from zephon.state import STREAM_VERSION
-from zephon.work import StaticMixtureWorkSource, TokenEstimation
+from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
 EXPECTED = Path(__file__).with_name("streams.json")
 STEPS = 4
@@ -89,12 +89,29 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
     short = [text_of(f"short {i}", i % 9) if i % 11 else None for i in range(700)]
     datasets = [Dataset.from_path("long", long), Dataset.from_dict("short", {"text": short})]
 
-    def run(lanes: int, batch: int, seq_len: int, buffer: int | None, window: int = 1, special: str = "auto", **source):
-        mixed = StaticMixtureWorkSource(datasets=datasets, mixture={"long": 3.0, "short": 1.0}, **source)
+    weights = {"long": 3.0, "short": 1.0}
+
+    def run(
+        lanes: int,
+        batch: int,
+        seq_len: int,
+        buffer: int | None,
+        window: int = 1,
+        special: str = "auto",
+        pack: dict | None = None,
+        ensure: bool = False,
+        **source,
+    ):
+        kind = ScheduledMixtureWorkSource if "schedule" in source else StaticMixtureWorkSource
+        mixed = kind(datasets=datasets, **({} if "schedule" in source else {"mixture": weights}), **source)
         pipeline = Pipeline(mixed).options(
             runner="inline", canonical_replicas=lanes, global_batch=batch, flush_every_k_chunks=window
         )
-        pipeline = pipeline.tokenize(tokenizer, special_tokens=special).pack_flat(seq_len)
+        pipeline = pipeline.tokenize(tokenizer, special_tokens=special)
+        if ensure:
+            pipeline = pipeline.ensure_mixture()
+        options = dict(pack or {})
+        pipeline = getattr(pipeline, options.pop("how", "pack_flat"))(seq_len, **options)
         if buffer:
             pipeline = pipeline.shuffle(buffer, seed=5)
         return pipeline.batch(batch), batch
@@ -105,7 +122,44 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
         "small windows": run(4, 4, 64, 32, window=2, seed=7, chunk_size=50),
         "global order, no special tokens": run(16, 16, 32, 256, seed=3, shuffle_block_size="global", special="none"),
         "as it stands": run(2, 8, 100, None, shuffle_shards=False, shuffle_within_shard=False, repeat=False),
+        "a schedule in tokens": run(
+            4,
+            8,
+            64,
+            32,
+            seed=11,
+            chunk_size=60,
+            schedule=[
+                Stage({"long": 1}),
+                Stage({"long": 1, "short": 2}, start_tokens=300, change="linear", end_tokens=1100),
+                Stage({"short": 1}, start_tokens=1501, change="cosine", end_tokens=2600),
+            ],
+        ),
+        "a schedule in steps, with endings": run(
+            2,
+            8,
+            50,
+            None,
+            seed=12,
+            chunk_size=40,
+            exhausted_policy="stop",
+            per_dataset={"short": {"max_repeats": 2, "shuffle_block_size": 10}},
+            reshuffle_on_repeat=False,
+            schedule=[Stage(weights), Stage({"long": 1, "short": 9}, start_steps=1), Stage(weights, start_steps=3)],
+        ),
+        "shares held over every stretch": run(4, 8, 60, 64, window=2, seed=13, chunk_size=150, ensure=True),
         "blocks of 64 rows": run(4, 8, 90, 64, seed=9, shuffle_block_size=64, token_estimation=TokenEstimation(4096)),
+        "first fit": run(4, 8, 500, 64, pack={"algorithm": "first_fit", "num_bins": 4}, seed=2),
+        "best fit, datasets apart": run(
+            2, 64, 700, 16, pack={"algorithm": "best_fit", "num_bins": 8, "homogeneity": "full"}, seed=2, chunk_size=500
+        ),
+        "best fit, cut to fill": run(1, 32, 300, None, window=2, pack={"algorithm": "best_fit_wrap", "num_bins": 16}),
+        "whole sequences, few to a record": run(
+            4, 16, 900, 32, pack={"how": "pack_sequences", "max_documents_per_record": 6}, seed=8
+        ),
+        "best fit, long documents left out": run(
+            2, 16, 400, 8, pack={"algorithm": "best_fit", "oversized": "drop"}, seed=3, repeat=False
+        ),
     }
 
 

@@ -5,22 +5,12 @@ import itertools
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from support import block_of, described
 
 from zephon.ops import Passer, Shuffle, Shuffler, WrapPacker
-from zephon.records import Pointer, RecordBlock, TokenBlock
+from zephon.records import Pointer, RecordBlock
 
 documents = st.lists(st.integers(0, 40), min_size=0, max_size=40)  # lengths in tokens; 0 can happen
-
-
-def block_of(lengths, first, chunk=0):
-    """Document i is the tokens i * 1000, i * 1000 + 1, ..., at row 10 * i and position i of its chunk."""
-    index = np.arange(first, first + len(lengths), dtype=np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tokens = np.concatenate([np.arange(n) + i * 1000 for i, n in zip(index, lengths, strict=True)] + [[]])
-    zero = np.zeros(1, dtype=np.int64)
-    return TokenBlock(
-        tokens.astype(np.uint32), offsets, (index % 3).astype(np.int32), index * 10, index, chunk, zero, zero
-    )
 
 
 def run(jobs):
@@ -35,16 +25,6 @@ def pack(lengths, cuts, record_length, **kwargs):
     for low, high in itertools.pairwise(edges):
         out += run(packer.push(block_of(lengths[low:high], low)))
     return packer, RecordBlock.concat([RecordBlock.empty(record_length), *out])
-
-
-def described(records):
-    """Every span as (record, start, row, first token, tokens)."""
-    lengths = records.span_lengths()
-    return [
-        (record, int(records.span_start[s]), int(records.span_row[s]), int(records.span_token[s]), int(lengths[s]))
-        for record in range(len(records))
-        for s in range(records.span_offsets[record], records.span_offsets[record + 1])
-    ]
 
 
 @given(documents, st.lists(st.integers(0, 40), max_size=6), st.integers(2, 33))

@@ -27,6 +27,11 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "shuffle_after_pack": st.booleans(),
     "shuffle_buffer_size": count,
     "repeat": st.booleans(),
+    "reshuffle_on_repeat": st.booleans(),
+    "exhausted_policy": st.sampled_from(["stop", "repeat"]),
+    "stop_after_passes": count,
+    "max_repeats": count,
+    "ensure_mixture": st.booleans(),
     "canonical_replicas": st.integers(1, 1 << 16) | st.just("auto"),
     "tokenize_parallelism": parallelism,
     "pack_parallelism": parallelism,
@@ -34,7 +39,12 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "prefetch_buffer_size": size | st.just("auto"),
     "runner": st.sampled_from(["inline", "threads"]),
     "special_tokens": st.sampled_from(["auto", "bos_eos", "bos", "eos", "none"]),
-    "pack_algorithm": st.just("wrap"),
+    "pack_mode": st.sampled_from(["flat", "sequences"]),
+    "pack_algorithm": st.sampled_from(["auto", "wrap", "first_fit", "best_fit", "best_fit_wrap"]),
+    "num_bins": st.integers(1, 1 << 16),
+    "max_documents_per_record": count,
+    "homogeneity": st.sampled_from(["none", "group", "full"]),
+    "oversized": st.sampled_from(["auto", "split", "drop"]),
 }
 SOURCE = st.fixed_dictionaries(
     {"name": name, "path": name},
@@ -42,6 +52,11 @@ SOURCE = st.fixed_dictionaries(
         "fmt": st.sampled_from(["parquet", "jsonl", "arrow"]) | st.none(),
         "weight": st.floats(1e-6, 1e6) | st.integers(1, 10**6),
         "text_field": name | st.none(),
+        "group": name | st.none(),
+        "shuffle_shards": st.booleans() | st.none(),
+        "shuffle_block_size": count | st.sampled_from(["auto", "global", "none"]) | st.none(),
+        "exhausted_policy": st.sampled_from(["stop", "repeat"]) | st.none(),
+        "max_repeats": count | st.none(),
     },
 )
 sources = st.lists(SOURCE, min_size=1, max_size=4, unique_by=lambda source: source["name"])
@@ -69,7 +84,7 @@ def test_any_valid_recipe_survives_a_round_trip(data: dict[str, Any]) -> None:
         assert getattr(recipe, key) == data[key]
 
 
-@given(recipes, st.sampled_from([*VALID, "sources"]), junk)
+@given(recipes, st.sampled_from([*VALID, "sources", "schedule", "continue_from"]), junk)
 def test_no_value_of_a_key_raises_anything_but_a_recipe_error(data: dict[str, Any], key: str, value: Any) -> None:
     try:
         DataRecipe.from_dict({**data, key: value})

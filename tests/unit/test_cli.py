@@ -119,6 +119,10 @@ def test_stream_of_a_finite_recipe_ends_and_says_what_is_left_out(zephon, corpus
     assert (code, tokens) == (0, 33 * records)
     left_out = int(re.search(r"left out: (\d+) tokens", out).group(1))
     assert 0 <= left_out < 33
+    split, documents = re.search(
+        r"packing: 100.00% of places hold tokens, (\d+) of (\d+) documents split", out
+    ).groups()
+    assert 0 < int(split) < int(documents) <= 260
     rows = [int(line.split()[4]) for line in out.splitlines() if line[:2] in ("a ", "b ")]
     assert rows == [200, 60]
 

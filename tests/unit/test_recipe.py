@@ -93,6 +93,13 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "shuffle_after_pack": True,
         "shuffle_buffer_size": 1024,
         "repeat": True,
+        "reshuffle_on_repeat": True,
+        "exhausted_policy": None,
+        "stop_after_passes": None,
+        "max_repeats": None,
+        "schedule": [],
+        "ensure_mixture": False,
+        "continue_from": None,
         "canonical_replicas": "auto",
         "tokenize_parallelism": "auto",
         "pack_parallelism": "auto",
@@ -100,8 +107,29 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "prefetch_buffer_size": "auto",
         "runner": "threads",
         "special_tokens": "auto",
-        "pack_algorithm": "wrap",
-        "sources": [{"name": "a", "path": "/a", "fmt": None, "weight": 1.0, "text_field": None}],
+        "pack_mode": "flat",
+        "pack_algorithm": "auto",
+        "num_bins": 64,
+        "max_documents_per_record": None,
+        "homogeneity": "none",
+        "oversized": "auto",
+        "sources": [
+            {
+                "name": "a",
+                "path": "/a",
+                "fmt": None,
+                "weight": 1.0,
+                "text_field": None,
+                "group": None,
+                "shuffle_shards": None,
+                "shuffle_within_shard": None,
+                "shuffle_block_size": None,
+                "reshuffle_on_repeat": None,
+                "exhausted_policy": None,
+                "stop_after_passes": None,
+                "max_repeats": None,
+            }
+        ],
     }
     assert recipe.to_dict() == expected
 
@@ -293,6 +321,12 @@ def test_performance_keys_and_places_do_not_decide_the_data(tmp_path: Path) -> N
         {"repeat": False},
         {"canonical_replicas": 4},
         {"special_tokens": "eos"},
+        {"pack_mode": "sequences"},
+        {"pack_algorithm": "best_fit"},
+        {"num_bins": 8},
+        {"max_documents_per_record": 4},
+        {"homogeneity": "full"},
+        {"oversized": "drop"},
         {"sources": [{"name": "web", "path": "s3://example-bucket/web", "weight": 3.0}]},
     ],
     ids=lambda change: next(iter(change)),
@@ -338,7 +372,16 @@ def test_all_other_keys_decide_the_data(change: dict[str, object]) -> None:
         ),
         ("runner", '"ray"', 'this version of Zephon does not have "ray" yet.'),
         ("special_tokens", '"sep"', 'expected "auto", "bos_eos", "bos", "eos" or "none"'),
-        ("pack_algorithm", '"best_fit"', 'key "pack_algorithm" is "best_fit"; expected "wrap".'),
+        (
+            "pack_algorithm",
+            '"best-fit"',
+            'expected "auto", "wrap", "first_fit", "best_fit" or "best_fit_wrap"; did you',
+        ),
+        ("pack_mode", '"flats"', 'key "pack_mode" is "flats"; expected "flat" or "sequences"; did you mean "flat"?'),
+        ("num_bins", "0", 'key "num_bins" is 0; expected an integer from 1 to 65536.'),
+        ("max_documents_per_record", "0", 'key "max_documents_per_record" is 0; expected an integer from 1'),
+        ("homogeneity", '"total"', 'key "homogeneity" is "total"; expected "none", "group" or "full".'),
+        ("oversized", '"cut"', 'key "oversized" is "cut"; expected "auto", "split" or "drop".'),
     ],
 )
 def test_a_wrong_value_is_told_with_file_key_value_and_expectation(
@@ -403,7 +446,7 @@ def test_an_unknown_key_is_told_with_the_nearest_known_one(tmp_path: Path) -> No
 
 
 def test_an_unknown_key_like_no_other_is_told_with_all_known_ones(tmp_path: Path) -> None:
-    assert "expected one of name, path, fmt, weight, text_field." in refusal(tmp_path, f"{ONE_SOURCE}zzz = 1\n")
+    assert "expected one of name, path, fmt, weight, text_field, group." in refusal(tmp_path, f"{ONE_SOURCE}zzz = 1\n")
 
 
 def test_a_key_on_the_wrong_level_is_told_where_it_belongs(tmp_path: Path) -> None:

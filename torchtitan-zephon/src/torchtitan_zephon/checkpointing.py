@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from torchtitan.tools import filesystem
 
-from zephon import CheckpointError
+from zephon import CheckpointError, merge_checkpoints
 from zephon.state import LaneStart, RunState
 
 from .ranks import gathered, is_distributed
@@ -54,8 +54,12 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
             f"a checkpoint is taken {read.extra} records after the end of round {read.rounds}; the data can be saved "
             "only at the end of a step whose global batch divides by the number of lanes (canonical_replicas)."
         )
-    # The key of the run has to be the same on every rank.
+    # The key of the run has to be the same on every rank, so what ranks know of their own lanes is put together.
     run = replace(read, lanes={}, dp_degree=0, dp_group_id=0).to_dict()
+    if read.earlier and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        told: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(told, run)
+        run = merge_checkpoints(told)
     return {
         _RUN: _packed(json.dumps({"state": run, "global_batch": global_batch}, sort_keys=True)),
         **{

@@ -31,6 +31,16 @@ class Source:
     """Share of the training tokens, relative to the other sources."""
     text_field: str | None = None
     """Column of the document's text where it is not the recipe's."""
+    group: str | None = None
+    """Sources of one group may share a record where homogeneity is group; None is a group of its own."""
+    shuffle_shards: bool | None = None
+    """This and the six below: as in the recipe, for this source alone."""
+    shuffle_within_shard: bool | None = None
+    shuffle_block_size: int | str | None = None
+    reshuffle_on_repeat: bool | None = None
+    exhausted_policy: str | None = None
+    stop_after_passes: int | None = None
+    max_repeats: int | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -75,6 +85,20 @@ class ZephonConfig(BaseDataLoader.Config):
     """Records that are shuffled together after packing, for the whole job."""
     repeat: bool = True
     """Go on with the next epoch of a dataset that is used up. Validation never repeats."""
+    reshuffle_on_repeat: bool = True
+    """Every pass over a source has an order of its own."""
+    exhausted_policy: str | None = None
+    """A source that is used up: repeat goes on with another pass, stop leaves its share to the others."""
+    stop_after_passes: int | None = None
+    """The run ends as soon as a source has had so many passes."""
+    max_repeats: int | None = None
+    """Passes after the first one, after which a source stops."""
+    schedule: Annotated[list[Any], tyro.conf.Suppress] = field(default_factory=list)
+    """Stages of a mixture that changes, tables as in a recipe; set by from_toml."""
+    ensure_mixture: bool = False
+    """Hold the shares of tokens over every stretch of the run, in records of one source each."""
+    continue_from: str | None = None
+    """The recipe of a run that this one takes over from, at a checkpoint of that run."""
     canonical_replicas: int | str = "auto"
     """Number of lanes, fixed for the life of a run; data-parallel degrees must divide it. auto: from the global
     batch."""
@@ -90,8 +114,19 @@ class ZephonConfig(BaseDataLoader.Config):
     """Where the work runs: threads, or inline in the calling thread."""
     special_tokens: str = "auto"
     """Tokens put around each document: auto, bos_eos, bos, eos or none."""
-    pack_algorithm: str = "wrap"
-    """How documents are cut into records of one length."""
+    pack_mode: str = "flat"
+    """flat: documents end to end; sequences: whole sequences in padded records, none of them ever cut."""
+    pack_algorithm: str = "auto"
+    """How documents come into records: wrap, first_fit, best_fit or best_fit_wrap; auto: wrap, or best_fit for
+    sequences."""
+    num_bins: int = 64
+    """Records that each lane has in the making, except with wrap."""
+    max_documents_per_record: int | None = None
+    """Most documents, or parts of them, in a record; None is no limit."""
+    homogeneity: str = "none"
+    """full: a record holds documents of one source; group: of sources of one group; none: of any."""
+    oversized: str = "auto"
+    """Documents longer than a record: split, or drop, which leaves them out; auto: split, but drop sequences."""
 
     ledger: str | None = None
     """Folder in which every rank writes what it consumed, for `zephon verify`; None writes nothing."""

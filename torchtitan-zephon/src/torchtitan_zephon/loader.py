@@ -15,6 +15,7 @@ from typing import Any
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.pipeline import Mixture
 from zephon.progress import Progress
+from zephon.sources import source_of
 from zephon.state import check_ranks_agree
 from zephon.topology import Topology
 
@@ -70,7 +71,9 @@ class ZephonDataLoader(BaseDataLoader):
         recipe = config.to_recipe()
         if self._validating:
             # A document counts once, and a bounded validation takes the first of them.
-            recipe = recipe.replace(repeat=False)
+            recipe = recipe.replace(
+                repeat=False, exhausted_policy=None, stop_after_passes=None, max_repeats=None, continue_from=None
+            )
         batch = (
             GlobalBatch(global_batch_size, True, "global_batch_size", global_batch_size)
             if global_batch_size is not None
@@ -116,7 +119,7 @@ class ZephonDataLoader(BaseDataLoader):
             global_batch=topology.global_batch,
             drop_last=not validating,
             canonical_replicas=topology.lanes,
-            combine_flag=None if recipe.repeat else any_rank if is_distributed() else bool,
+            combine_flag=(any_rank if is_distributed() else bool) if source_of(recipe).finite else None,
             ledger=None if validating else self._config.ledger,
             flush_index=None if validating else self._config.flush_index,
         )

@@ -19,6 +19,7 @@ from zephon.errors import RecipeError
 __all__ = [
     "Check",
     "Choice",
+    "Count",
     "Flag",
     "Integer",
     "Location",
@@ -26,6 +27,7 @@ __all__ = [
     "Size",
     "Text",
     "Weight",
+    "Weights",
     "checked",
     "clip",
     "is_uri",
@@ -42,6 +44,8 @@ _UNITS = {"b": 1}
 for _power, _prefix in enumerate("kmgt", start=1):
     _UNITS[f"{_prefix}b"] = 1000**_power
     _UNITS[f"{_prefix}ib"] = 1024**_power
+_COUNTS = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "t": 10**12}
+_COUNT = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([kmbt]?)\s*", re.ASCII | re.IGNORECASE)
 _SIZE = re.compile(r"\s*([0-9]{1,19}(?:\.[0-9]{1,19})?)\s*([a-z]{1,3})\s*", re.ASCII | re.IGNORECASE)
 _URI = re.compile(r"[a-z][a-z0-9+.-]+://", re.ASCII | re.IGNORECASE)
 
@@ -115,6 +119,47 @@ class Size:
                 raise Refused
             value = int(Fraction(match.group(1)) * unit)
         return Integer(1, MAX_INT64)(value)
+
+
+class Count:
+    """A number of things, as an integer or as text such as "2.5b"; "k", "m", "b" and "t" are powers of 1000."""
+
+    def __repr__(self) -> str:
+        return 'a number of at least 0, as an integer or with a unit as in "500m" or "1.5b"'
+
+    def __call__(self, value: object) -> int:
+        if isinstance(value, str):
+            match = _COUNT.fullmatch(value)
+            if match is None:
+                raise Refused
+            value = int(Fraction(match.group(1)) * _COUNTS[match.group(2).lower()])
+        number = Integer(0, MAX_INT64 // 4)(value)
+        assert isinstance(number, int)
+        return number
+
+
+class Weights:
+    """A table of finite numbers of at least 0 by name, not all of them 0."""
+
+    def __repr__(self) -> str:
+        return "a table of weights by the names of sources, numbers of at least 0 of which one is above 0"
+
+    def __call__(self, value: object) -> dict[str, float]:
+        if not isinstance(value, Mapping) or not value:
+            raise Refused
+        made: dict[str, float] = {}
+        for name, weight in value.items():
+            if not isinstance(name, str) or isinstance(weight, bool) or not isinstance(weight, numbers.Real):
+                raise Refused
+            try:
+                made[name] = float(weight)
+            except OverflowError:
+                raise Refused from None
+            if not (math.isfinite(made[name]) and made[name] >= 0):
+                raise Refused(f"{self!r}; {quote(name)} has {seen(weight)}")
+        if not 0 < sum(made.values()) < math.inf:
+            raise Refused(f"{self!r}; these add up to {sum(made.values()):g}")
+        return made
 
 
 @dataclass(frozen=True)

@@ -140,14 +140,28 @@ class SampleBatch:
 
     @property
     def digests(self) -> list[bytes]:
-        """One SHA-256 per record, over its tokens and then its document starts, both as little-endian uint32."""
+        """One SHA-256 per record, over its tokens and then its document starts, both as little-endian uint32.
+
+        Where a real token of the record is not trained on, "loss" and one bit per real token follow; where positions
+        are not those counted from the document starts, "positions" and one little-endian uint32 per real token.
+        """
         tokens = np.ascontiguousarray(self.tokens, dtype="<u4")
         starts = np.ascontiguousarray(self._block.span_start, dtype="<u4")
         edges = self._block.span_offsets.tolist()
+        loss, positions = self._block.loss, self._block.positions
+        counted = None if positions is None else self._block.counted_positions()
+        lengths = self._block.lengths.tolist()
         out = []
         for i in range(len(tokens)):
             digest = hashlib.sha256(tokens[i])
             digest.update(starts[edges[i] : edges[i + 1]])
+            # By what they say and not by whether they are there, which depends on what a record travelled with.
+            if loss is not None and not loss[i, : lengths[i]].all():
+                digest.update(b"loss" + np.packbits(loss[i, : lengths[i]]).tobytes())
+            if positions is not None and counted is not None:
+                given = positions[i, : lengths[i]]
+                if (given != counted[i, : lengths[i]]).any():
+                    digest.update(b"positions" + given.astype("<u4").tobytes())
             out.append(digest.digest())
         return out
 
@@ -176,11 +190,12 @@ class SampleBatch:
         input_ids
             The first S tokens of each record.
         labels
-            The last S tokens: the token that follows each input. `ignore_index` where the label is padding, and, with
-            `eos_mask_loss`, where the input is EOS, since what follows is another document.
+            The last S tokens: the token that follows each input. `ignore_index` where the label is padding or is not
+            trained on (chat turns of others, say), and, with `eos_mask_loss`, where the input is EOS, since what
+            follows is another document.
         position_ids
-            "preserve": place within the document, from 0 at every start of a document or record (and of padding);
-            "sequence": place within the record; None leaves the field out.
+            "preserve": the positions given with the data, else the place within the document, from 0 at every start of
+            a document or record (and of padding); "sequence": place within the record; None leaves the field out.
         loss_mask
             float32, 0 where the label is ignored, else 1.
         padding_mask
@@ -227,6 +242,8 @@ class SampleBatch:
         places = np.arange(seq_len, dtype=np.int32)
         padded = bool((block.lengths <= seq_len).any())
         ignored = places >= block.lengths[:, None] - 1 if padded else None
+        if block.loss is not None:
+            ignored = ~block.loss[:, 1:] if ignored is None else ignored | ~block.loss[:, 1:]
         if eos_mask_loss:
             eos = self._info.eos_id if eos_token_id is None else eos_token_id
             if eos is None:
@@ -244,7 +261,10 @@ class SampleBatch:
         if position_mode == "sequence":
             fields["position_ids"] = np.tile(places.astype(numpy_dtype), (n, 1))
         elif position_mode == "preserve":
-            fields["position_ids"] = self._positions(seq_len, numpy_dtype)
+            given = block.positions
+            fields["position_ids"] = (
+                self._positions(seq_len, numpy_dtype) if given is None else given[:, :-1].astype(numpy_dtype)
+            )
         if return_loss_mask:
             mask = np.ones((n, seq_len), dtype=np.float32)
             if ignored is not None:

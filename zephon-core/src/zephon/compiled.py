@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from .batch import BatchInfo
 from .engine import Engine, Fetcher, Plan, Runner, make_runner
 from .errors import PipelineError
 from .io import Catalog, DecodeCache, OpenDataset
-from .ops import Batch, PackFlat, Shuffle, Tokenize, TokenizeWorker
+from .ops import Batch, EnsureMixture, PackFlat, PackSequences, Shuffle, Tokenize, TokenizeWorker
 from .options import CacheOptions, Options, default_lookahead, default_workers
-from .state import STREAM_VERSION, LaneStart
+from .state import STREAM_VERSION, Earlier, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
 from .topology import Topology, resolve_lanes
-from .work import StaticMixtureWorkSource, TokenEstimation
+from .work import Ending, ScheduledMixtureWorkSource, TokenEstimation, WorkSource, curriculum_of
 
 __all__ = ["Compiled", "Operators", "compile_pipeline"]
 
@@ -44,16 +44,23 @@ class Operators:
     """
 
     tokenize: Tokenize
+    mixture: EnsureMixture | None
     pack: PackFlat
     shuffle: Shuffle | None
     batch: Batch
 
     @staticmethod
     def from_list(operators: Sequence[Any]) -> Operators:
-        """Check the order tokenize, pack_flat, shuffle (optional), batch."""
-        names = {Tokenize: "tokenize", PackFlat: "pack_flat", Shuffle: "shuffle", Batch: "batch"}
+        """Check the order tokenize, ensure_mixture or not, pack_flat or pack_sequences, shuffle or not, batch."""
+        names = {
+            Tokenize: "tokenize",
+            EnsureMixture: "ensure_mixture",
+            PackFlat: "pack_flat",
+            Shuffle: "shuffle",
+            Batch: "batch",
+        }
         order = list(names)
-        seen = [type(operator) for operator in operators]
+        seen = [PackFlat if isinstance(operator, PackSequences) else type(operator) for operator in operators]
         described = ", ".join(names[kind] for kind in seen) or "none"
         for kind in order:
             if seen.count(kind) > 1:
@@ -62,7 +69,7 @@ class Operators:
                 )
         if [order.index(kind) for kind in seen] != sorted(order.index(kind) for kind in seen):
             raise PipelineError(
-                f"the operators come in the order {described}; they must come as tokenize, pack_flat, shuffle, batch."
+                f"the operators come in the order {described}; they must come as {', '.join(names.values())}."
             )
         for kind in (Tokenize, PackFlat, Batch):
             if kind not in seen:
@@ -70,7 +77,13 @@ class Operators:
                     f"the pipeline lacks {names[kind]} (its operators: {described}); add .{names[kind]}(...)."
                 )
         by_kind = dict(zip(seen, operators, strict=True))
-        return Operators(by_kind[Tokenize], by_kind[PackFlat], by_kind.get(Shuffle), by_kind[Batch])
+        mixture, pack = by_kind.get(EnsureMixture), by_kind[PackFlat]
+        if mixture and pack.has_bins:
+            raise PipelineError(
+                f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.name} has '
+                f"the algorithm {pack.algorithm!r}; take one or the other."
+            )
+        return Operators(by_kind[Tokenize], mixture, pack, by_kind.get(Shuffle), by_kind[Batch])
 
 
 @dataclass(frozen=True)
@@ -80,10 +93,11 @@ class Compiled:
     Attributes:
         fingerprint: everything that decides the data, by name, as JSON types.
         tokens_per_row: by dataset name.
+        earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
         workers: threads by kind of work.
     """
 
-    source: StaticMixtureWorkSource
+    source: WorkSource
     operators: Operators
     options: Options
     topology: Topology
@@ -92,6 +106,7 @@ class Compiled:
     bos_id: int | None
     eos_id: int | None
     tokens_per_row: dict[str, float]
+    earlier: tuple[Earlier, ...]
     fingerprint: dict[str, Any]
     workers: dict[str, int]
     plan: Plan
@@ -100,8 +115,16 @@ class Compiled:
     @property
     def digest(self) -> str:
         """One SHA-256 over the fingerprint and the measured ratios."""
-        text = json.dumps([self.fingerprint, self.tokens_per_row], sort_keys=True)
+        text = json.dumps(
+            [self.fingerprint, self.tokens_per_row, *(dict(run.tokens_per_row) for run in self.earlier)], sort_keys=True
+        )
         return hashlib.sha256(text.encode()).hexdigest()
+
+    @property
+    def tokens_per_step(self) -> int | None:
+        """Tokens of a global batch, or None where steps are not counted."""
+        batch = self.options.global_batch
+        return None if batch is None else batch * self.operators.pack.record_length
 
     @property
     def record_bytes(self) -> int:
@@ -154,19 +177,20 @@ class Compiled:
 
 
 def compile_pipeline(
-    source: StaticMixtureWorkSource,
+    source: WorkSource,
     operators: Operators,
     options: Options,
     tokens_per_row: Mapping[str, float] | None = None,
+    earlier: Sequence[Earlier] = (),
 ) -> Compiled:
-    """Open the datasets, load the tokenizer, measure token ratios (unless given) and plan the run."""
+    """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run."""
     lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
     topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
-    if not source.repeat and topology.dp_degree > 1 and options.combine_flag is None:
+    if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
         raise PipelineError(
-            f"the data ends (repeat is off) and there are {topology.dp_degree} data-parallel groups, whose lanes end "
-            "at different steps; pass options(combine_flag=...), a function that tells whether any rank called it "
-            "with True."
+            f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, "
+            "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any "
+            "rank called it with True."
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
     cache = DecodeCache(cache_options.memory_bytes)
@@ -184,10 +208,16 @@ def compile_pipeline(
     bos_id, eos_id = resolve_special_tokens(operators.tokenize.special_tokens, tokenizer)
     tokenizer.selfcheck(sample)
     worker = TokenizeWorker(tokenizer, field, bos_id, eos_id, len(datasets))
-    if tokens_per_row is None:
-        tokens_per_row = _measure(source, datasets, columns, field, worker)
-    ratios = [tokens_per_row[dataset.name] for dataset in datasets]
-    curriculum = source.curriculum(datasets, ratios, lanes=lanes)
+    tokens_per_row = _measure(source, datasets, columns, field, worker, tokens_per_row or {})
+    tokens_per_step = options.global_batch * operators.pack.record_length if options.global_batch else None
+    curriculum = curriculum_of(
+        source,
+        {dataset.name: dataset for dataset in datasets},
+        [*_earlier_ratios(source, tokens_per_row, earlier), tokens_per_row],
+        lanes=lanes,
+        tokens_per_step=tokens_per_step,
+        cuts=[run.cuts for run in earlier],
+    )
     threads = default_workers()
     workers = {
         "tokenize": operators.tokenize.parallelism or threads,
@@ -205,12 +235,15 @@ def compile_pipeline(
         pack=operators.pack,
         shuffle=operators.shuffle,
         pad_token=eos_id if eos_id is not None else 0,
-        finite=not source.repeat,
+        finite=source.finite,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(dataset.name for dataset in datasets),
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
+        mixture=operators.mixture,
+        tokens_per_row=tuple(max(1, round(tokens_per_row[dataset.name] * 65536)) for dataset in datasets),
+        kinds=_kinds(operators.pack, source),
     )
     return Compiled(
         source=source,
@@ -222,11 +255,35 @@ def compile_pipeline(
         bos_id=bos_id,
         eos_id=eos_id,
         tokens_per_row=dict(tokens_per_row),
+        earlier=tuple(earlier),
         fingerprint=_fingerprint(source, operators, options, topology, datasets, columns, tokenizer, (bos_id, eos_id)),
         workers=workers,
         plan=plan,
         info=BatchInfo(plan.dataset_names, tuple(d.catalog for d in datasets), eos_id),
     )
+
+
+def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
+    """int64[n_datasets]: which datasets may share a record, those of one number."""
+    names = {
+        "none": [""] * len(source.datasets),
+        "full": [dataset.name for dataset in source.datasets],
+        # A dataset without a group is one of its own.
+        "group": [f"group {d.group}" if d.group else f"dataset {d.name}" for d in source.datasets],
+    }[pack.homogeneity]
+    if pack.homogeneity == "group" and all(dataset.group is None for dataset in source.datasets):
+        raise PipelineError(
+            f'{pack.name} homogeneity is "group", but no dataset has a group; give some of '
+            f"{', '.join(dataset.name for dataset in source.datasets)} one."
+        )
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
+    kinds = [numbers[name] for name in names]
+    if pack.has_bins and len(set(kinds)) > pack.num_bins:
+        raise PipelineError(
+            f"{pack.name} has num_bins {pack.num_bins}, and records of {len(set(kinds))} kinds (homogeneity "
+            f'"{pack.homogeneity}"); at least one bin for each kind is needed, and several are better.'
+        )
+    return np.array(kinds, dtype=np.int64)
 
 
 def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> list[str]:
@@ -243,18 +300,28 @@ def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> li
 
 
 def _measure(
-    source: StaticMixtureWorkSource,
+    source: WorkSource,
     datasets: Sequence[OpenDataset],
     columns: Sequence[str],
     field: str,
     worker: TokenizeWorker,
+    known: Mapping[str, float],
 ) -> dict[str, float]:
-    """Tokens per row by dataset name; with one dataset nothing depends on it, so nothing is measured."""
-    if source.estimation is None or len(datasets) == 1:
-        return dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
+    """Tokens per row by dataset name, measured where they are not known.
+
+    With one dataset and no schedule nothing depends on it, so nothing is measured.
+    """
+    if not source.counts_tokens:
+        counted = dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
+        return {**counted, **known}
     estimation, seed = source.estimation, source.seed
 
+    assert estimation is not None
+
     def measured(dataset: OpenDataset, column: str) -> float:
+        if dataset.name in known:
+            return known[dataset.name]
+
         def count(table: pa.Table) -> int:
             return worker.count(pa.table({field: table.column(column)}))
 
@@ -264,8 +331,24 @@ def _measure(
         return dict(zip([d.name for d in datasets], pool.map(measured, datasets, columns), strict=True))
 
 
+def _earlier_ratios(
+    source: WorkSource, tokens_per_row: Mapping[str, float], earlier: Sequence[Earlier]
+) -> list[Mapping[str, float]]:
+    """Tokens per row in each source that `source` continues, the earliest first.
+
+    Where they are not known yet, no lane can be asked for either, and any will do.
+    """
+    if earlier:
+        return [run.tokens_per_row for run in earlier]
+    made: list[Mapping[str, float]] = []
+    while source.continues is not None:
+        source = source.continues
+        made.append(tokens_per_row)
+    return made
+
+
 def _fingerprint(
-    source: StaticMixtureWorkSource,
+    source: WorkSource,
     operators: Operators,
     options: Options,
     topology: Topology,
@@ -281,7 +364,7 @@ def _fingerprint(
         "tokenizer": tokenizer.content_hash[:16],
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}",
         "special_tokens": f"bos={special[0]} eos={special[1]}",
-        "pack_algorithm": operators.pack.algorithm,
+        "pack_algorithm": operators.pack.described(),
         "shuffle": f"buffer_size={operators.shuffle.buffer_size} seed={operators.shuffle.seed}"
         if operators.shuffle
         else "none",
@@ -289,13 +372,62 @@ def _fingerprint(
         "chunk_size": source.chunk_size,
         "flush_every_k_chunks": options.flush_every_k_chunks,
         "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
-        "end": "repeat" if source.repeat else f"drop_last={operators.batch.drop_last}",
+        "end": f"drop_last={operators.batch.drop_last}" if source.finite else "repeat",
         "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
         "datasets": [dataset.name for dataset in datasets],
     }
     brief = len(datasets) > _DATASETS_IN_DETAIL
+    if operators.mixture:
+        made["ensure_mixture"] = f"buffer_size={operators.mixture.buffer_size}"
+    made |= _order_and_end(source)
+    if isinstance(source, ScheduledMixtureWorkSource):
+        made["schedule"] = _schedule(source, options, operators)
+    if source.continues is not None:
+        names = source.names
+        places = [names.index(name) for name in source.continues.names]
+        before = _fingerprint(
+            source.continues,
+            operators,
+            options,
+            topology,
+            [datasets[i] for i in places],
+            [columns[i] for i in places],
+            tokenizer,
+            special,
+        )
+        made["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
+    if operators.pack.homogeneity == "group":
+        groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
+        made["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
     for dataset, column, weight in zip(datasets, columns, source.relative_weights.values(), strict=True):
         made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, weight, brief)
+    return made
+
+
+def _schedule(source: ScheduledMixtureWorkSource, options: Options, operators: Operators) -> list[list[Any]]:
+    """The stages of a source: start in planned tokens, kind of change, end or None, and shares by dataset."""
+    per_step = options.global_batch * operators.pack.record_length if options.global_batch else 1
+    return [stage.to_plain(per_step) for stage in source.schedule]
+
+
+def _own_settings(source: WorkSource, name: str) -> str:
+    """What a source says of one dataset's order and end, for people."""
+    own = {key: value for key, value in source.per_dataset.get(name, {}).items() if name not in source.retired}
+    return ", ".join(f"{key} {value}" for key, value in own.items())
+
+
+def _order_and_end(source: WorkSource) -> dict[str, Any]:
+    """What a source says of order and repetition besides what every source says."""
+    made: dict[str, Any] = {}
+    if not source.reshuffle_on_repeat:
+        made["reshuffle_on_repeat"] = False
+    endings = {name: source.ending(name) for name in source.names}
+    if any(ending != Ending(1 if source.finite else None) for ending in endings.values()):
+        made["endings"] = {name: [ending.passes, ending.ends_run] for name, ending in endings.items()}
+    own = {name: asdict(source.order_options(name)) for name in source.names}
+    own = {name: order for name, order in own.items() if name in source.per_dataset}
+    if own:
+        made["orders"] = own
     return made
 
 
@@ -320,24 +452,41 @@ def _explain(compiled: Compiled) -> str:
     ready = compiled.ready_records * compiled.record_bytes
     buffered = operators.shuffle.buffer_size * compiled.record_bytes if operators.shuffle else 0
     # Text under way and the tokens made of it; records ready, cut and in the shuffle buffers, twice while gathered.
-    bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered)
+    in_bins = operators.pack.num_bins * compiled.record_bytes * topology.width if operators.pack.has_bins else 0
+    bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered) + in_bins
     lines = ["data"]
     for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
         catalog = dataset.catalog
         lines.append(
             f"  {dataset.name}: {share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
             f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} "
-            f"{'tokens' if source.estimation and len(compiled.datasets) > 1 else 'bytes'} per row"
+            f"{'tokens' if source.counts_tokens else 'bytes'} per row"
         )
     lines += [
         f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "
-        f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, repeat {source.repeat}",
+        f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, "
+        f"{'ends' if source.finite else 'repeats without end'}",
+        *(f"  {name}: {told}" for name in source.names if (told := _own_settings(source, name))),
+    ]
+    if isinstance(source, ScheduledMixtureWorkSource):
+        lines.append("schedule, in planned tokens: see zephon plan")
+        for start, change, end, shares in _schedule(source, options, operators):
+            told = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+            lines.append(f"  from {start:,} {change}{f' until {end:,}' if end else ''}: {told}")
+    lines += [
         "operators",
         f"  tokenize: {operators.tokenize.tokenizer_id}, {compiled.tokenizer.backend} "
         f"{compiled.tokenizer.backend_version}, BOS {compiled.bos_id}, EOS {compiled.eos_id}, "
         f"column {operators.tokenize.field}",
-        f"  pack_flat: {operators.pack.algorithm}, records of {operators.pack.record_length:,} tokens",
+        f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
+    if operators.mixture:
+        lines.append("    ensure_mixture: records of one dataset each, in turn; lanes are entered at windows only")
+    if operators.pack.has_bins:
+        lines.append(
+            f"    {operators.pack.num_bins} bins per lane ({_size(in_bins)} over the lanes of this group), drained "
+            f"every {plan.stretch:,} to {2 * plan.stretch:,} records and at the end of every window"
+        )
     if operators.shuffle:
         lines.append(
             f"  shuffle: buffer of {operators.shuffle.buffer_size:,} records, "

@@ -12,41 +12,60 @@ import numpy as np
 
 from .batch import SampleBatch
 from .compiled import Compiled, Operators, compile_pipeline
-from .engine import Totals
+from .engine import Totals, cuts_of
 from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
-from .io import Dataset
-from .ops import Batch, PackFlat, Shuffle, Tokenize
+from .mixture_report import Mixture, mixture_of
+from .ops import Batch, EnsureMixture, PackCounts, PackFlat, PackSequences, Shuffle, Tokenize
 from .options import Options
 from .recipe import DataRecipe
-from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
+from .sources import source_of
+from .state import Earlier, LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
 from .stream import BatchStream
 from .topology import Topology
-from .work import StaticMixtureWorkSource
+from .work import NO_CUT, WorkSource
 
-__all__ = ["LeftOver", "Mixture", "Pipeline"]
+__all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
 _log = logging.getLogger("zephon")
 _MOST = 1 << 50
 
 
 @dataclass(frozen=True, slots=True)
-class Mixture:
-    """What one dataset was to give and has given, in this process since its stream was last begun.
+class Packing:
+    """What packing has made of the documents, in this process since its stream was last begun.
+
+    Records ahead of the consumer are counted, and so are those made again after a restore.
 
     Attributes:
-        target: wanted share of tokens.
-        achieved: share of the tokens made so far; 0 before the first.
-        tokens: tokens made, those ahead of the consumer included.
-        rows: rows read.
-        skipped: rows that were null, empty or only white space.
+        records: records made.
+        slots: places for tokens in them.
+        tokens: real tokens in them; the other places are padding.
+        documents: documents that had tokens.
+        oversized: those of them that were longer than a record.
+        split: those of them that are in more than one record.
+        dropped: those of them that were left out, being longer than a record.
+        dropped_tokens: tokens of the dropped ones.
     """
 
-    target: float
-    achieved: float
+    records: int
+    slots: int
     tokens: int
-    rows: int
-    skipped: int
+    documents: int
+    oversized: int
+    split: int
+    dropped: int
+    dropped_tokens: int
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens per place; 1 before the first record."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def padding(self) -> float:
+        """Share of places that are padded."""
+        return 1.0 - self.efficiency
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +91,8 @@ class Pipeline:
         source: which datasets, in which shares and order.
     """
 
-    def __init__(self, source: StaticMixtureWorkSource) -> None:
-        if not isinstance(source, StaticMixtureWorkSource):
+    def __init__(self, source: WorkSource) -> None:
+        if not isinstance(source, WorkSource):
             raise PipelineError(f"a pipeline needs a work source such as StaticMixtureWorkSource; {source!r} is given.")
         self._source = source
         self._operators: tuple[Any, ...] = ()
@@ -83,10 +102,12 @@ class Pipeline:
         self._position: tuple[dict[int, LaneStart], int] | None = None
         self._skipped: tuple[tuple[int, int], ...] = ()
         self._totals: Totals | None = None
+        self._begun = 0  # records of this group used before those that the totals are of
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._ended = False  # closed at the end of the data
         self._left_over: LeftOver | None = None
         self._agreed = -1
+        self._earlier: tuple[Earlier, ...] = ()  # of the runs that this one took over from
 
     @staticmethod
     def from_recipe(
@@ -115,17 +136,7 @@ class Pipeline:
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
-        source = StaticMixtureWorkSource(
-            datasets=[Dataset.from_path(s.name, s.path, s.fmt, s.text_field) for s in recipe.sources],
-            mixture={entry.name: entry.weight for entry in recipe.sources},
-            token_estimation=recipe.token_estimation,
-            seed=recipe.seed,
-            chunk_size=recipe.chunk_size,
-            shuffle_shards=recipe.shuffle_shards,
-            shuffle_within_shard=recipe.shuffle_within_shard,
-            shuffle_block_size=recipe.shuffle_block_size,
-            repeat=recipe.repeat,
-        )
+        source = source_of(recipe)
         cache: dict[str, Any] = {"enabled": True}
         if recipe.cache_dir is not None:
             cache["dir"] = recipe.cache_dir
@@ -152,8 +163,10 @@ class Pipeline:
                 special_tokens=recipe.special_tokens,
                 parallelism=_unless_auto(recipe.tokenize_parallelism),
             )
-            .pack_flat(max_length=seq_len, algorithm=recipe.pack_algorithm)
         )
+        if recipe.ensure_mixture:
+            pipeline = pipeline.ensure_mixture()
+        pipeline = pipeline._with(_packing_of(recipe, seq_len))
         if recipe.shuffle_after_pack:
             pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
@@ -211,9 +224,40 @@ class Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
 
-    def pack_flat(self, max_length: int, algorithm: str = "wrap", *, parallelism: int | None = None) -> Pipeline:
-        """Cut documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
-        return self._with(PackFlat(max_length, algorithm, parallelism))
+    def ensure_mixture(self, buffer_size: int = 16384) -> Pipeline:
+        """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
+        return self._with(EnsureMixture(buffer_size))
+
+    def pack_flat(
+        self,
+        max_length: int,
+        algorithm: str = "wrap",
+        *,
+        parallelism: int | None = None,
+        num_bins: int = 64,
+        max_documents_per_record: int | None = None,
+        homogeneity: str = "none",
+        oversized: str = "split",
+    ) -> Pipeline:
+        """Put documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
+        return self._with(
+            PackFlat(max_length, algorithm, parallelism, num_bins, max_documents_per_record, homogeneity, oversized)
+        )
+
+    def pack_sequences(
+        self,
+        max_length: int,
+        algorithm: str = "best_fit",
+        *,
+        parallelism: int | None = None,
+        num_bins: int = 64,
+        max_documents_per_record: int | None = None,
+        homogeneity: str = "none",
+    ) -> Pipeline:
+        """Put whole sequences into padded records of `max_length + 1` tokens; see `zephon.ops.PackSequences`."""
+        return self._with(
+            PackSequences(max_length, algorithm, parallelism, num_bins, max_documents_per_record, homogeneity)
+        )
 
     def shuffle(self, buffer_size: int, seed: int = 0) -> Pipeline:
         """Shuffle records in a buffer; see `zephon.ops.Shuffle`."""
@@ -230,6 +274,11 @@ class Pipeline:
         """
         return self._compile().explain()
 
+    @property
+    def compiled(self) -> Compiled:
+        """What the description becomes: opened datasets, loaded tokenizer, measured ratios and the plan."""
+        return self._compile()
+
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
@@ -239,18 +288,29 @@ class Pipeline:
         return _Batches(self)
 
     def mixture(self) -> dict[str, Mixture]:
-        """Target and achieved token shares by dataset, since the stream was last begun in this process."""
+        """Target and achieved token shares by dataset, since the stream was last begun in this process.
+
+        Under a schedule the target is the mean over the planned tokens of the run that lie there.
+        """
+        compiled = self._compile()
+        totals, begun = (self._stream.totals, self._stream.begun) if self._stream else (self._totals, self._begun)
+        return mixture_of(compiled, totals or Totals(len(compiled.datasets)), begun)
+
+    def packing(self) -> Packing:
+        """How full records are, and what became of long documents, since the stream was last begun in this process."""
         compiled = self._compile()
         totals = self._stream.totals if self._stream else self._totals
-        zero = np.zeros(len(compiled.datasets), dtype=np.int64)
-        tokens, rows, skipped = (totals.tokens, totals.rows, totals.skipped) if totals else (zero, zero, zero)
-        made = int(tokens.sum())
-        return {
-            name: Mixture(
-                share, float(tokens[d]) / made if made else 0.0, int(tokens[d]), int(rows[d]), int(skipped[d])
-            )
-            for d, (name, share) in enumerate(compiled.source.shares.items())
-        }
+        counts = totals.packing if totals else PackCounts()
+        return Packing(
+            records=counts.records,
+            slots=counts.records * compiled.operators.pack.record_length,
+            tokens=counts.tokens,
+            documents=counts.documents,
+            oversized=counts.oversized,
+            split=counts.split,
+            dropped=counts.dropped,
+            dropped_tokens=counts.dropped_tokens,
+        )
 
     @property
     def left_over(self) -> LeftOver | None:
@@ -276,12 +336,16 @@ class Pipeline:
             dp_degree=compiled.topology.dp_degree,
             dp_group_id=compiled.topology.dp_group_id,
             skipped=self._skipped,
+            earlier=compiled.earlier,
         ).to_dict()
 
     def restore(
         self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, allow_changes: Collection[str] = ()
     ) -> Self:
         """Go on where `state` was taken; call before iterating.
+
+        Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
+        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -298,21 +362,26 @@ class Pipeline:
             merge_checkpoints([replace(s, extra=0).to_dict() for s in states])
             states = mine
         read = RunState.from_dict(merge_checkpoints([s.to_dict() for s in states]))
-        names = [dataset.name for dataset in self._source.datasets]
-        ratios = {name: read.tokens_per_row.get(name) for name in names}
-        compiled = self._compile({k: v for k, v in ratios.items() if v} if all(ratios.values()) else None)
-        accepted = check_fingerprint(
-            read.fingerprint,
-            compiled.fingerprint,
-            allow=_names(allow_changes),
-            where="the state was taken with other data",
-            explain=compiled.explain_growth,
-        )
+        allow = _names(allow_changes)
+        earlier, known = read.earlier, read.tokens_per_row
+        if self._source.continues is not None and len(earlier) < self._source.generations:
+            earlier, known = self._take_over(read, allow)
+        compiled = self._compile(known, earlier)
+        accepted = []
+        if earlier is read.earlier:
+            accepted = check_fingerprint(
+                read.fingerprint,
+                compiled.fingerprint,
+                allow=allow,
+                where="the state was taken with other data",
+                explain=compiled.explain_growth,
+            )
         position = read.starts(compiled.topology)
         for difference in accepted:
             _log.warning("the data differ from those of the state, as allow_changes says: %s", difference)
         self.close()
         self._compiled, self._position, self._ratios = compiled, position, compiled.tokens_per_row
+        self._earlier = compiled.earlier
         self._ended, self._agreed = False, -1
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = _joined([*self._skipped, *read.skipped])
@@ -407,6 +476,7 @@ class Pipeline:
         if self._stream:
             self._position, self._ended, self._left_over = self._place(), self._stream.finished, self.left_over
             self._totals, self._agreed = self._stream.totals, self._stream.agreed
+            self._begun = self._stream.begun
             self._stream.close()
             self._stream = None
 
@@ -419,6 +489,24 @@ class Pipeline:
         return state
 
     # Inside
+
+    def _take_over(self, read: RunState, allow: Collection[str]) -> tuple[tuple[Earlier, ...], dict[str, float]]:
+        """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+        before = self._derive()
+        before._source = source = self._source.continues  # type: ignore[assignment]
+        assert source is not None
+        before._options = self._options.changed({"ledger": None, "flush_index": None, "runner": "inline"})
+        before.restore(read.to_dict(), allow_changes=allow)
+        compiled = before._compile()
+        same_unit = source.counts_tokens == self._source.counts_tokens
+        if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
+            raise CheckpointError(
+                "token_estimation is not what it was in the run to take over from, but with ensure_mixture the window "
+                "that is under way goes by it; leave it as it was."
+            )
+        earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
+        before.close()
+        return earlier, compiled.tokens_per_row if same_unit else {}
 
     def _live_stream(self) -> BatchStream:
         """The stream that goes on from the pipeline's place, begun if there is none."""
@@ -451,18 +539,26 @@ class Pipeline:
             return self._stream.starts(), self._stream.cursor
         if self._position:
             return self._position
+        if self._source.generations > len(self._earlier):
+            raise CheckpointError(NO_CUT)
         return dict.fromkeys(self._compile().topology.owned, LaneStart()), 0
 
-    def _compile(self, tokens_per_row: Mapping[str, float] | None = None) -> Compiled:
+    def _compile(
+        self, tokens_per_row: Mapping[str, float] | None = None, earlier: Sequence[Earlier] | None = None
+    ) -> Compiled:
         ratios = self._ratios if tokens_per_row is None else tokens_per_row
-        if self._compiled is None or (ratios is not None and dict(ratios) != self._compiled.tokens_per_row):
+        if ratios is not None:
+            ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
+        earlier = self._earlier if earlier is None else tuple(earlier)
+        now = self._compiled
+        if now is None or (ratios is not None and ratios != now.tokens_per_row) or earlier != now.earlier:
             operators = Operators.from_list(self._operators)
-            compiled = compile_pipeline(self._source, operators, self._options, ratios)
+            compiled = compile_pipeline(self._source, operators, self._options, ratios, earlier)
             if tokens_per_row is not None:
                 return compiled
-            self._compiled, self._ratios = compiled, compiled.tokens_per_row
+            self._compiled, self._ratios = now, _ = compiled, compiled.tokens_per_row
             _log.info("pipeline ready\n%s", compiled.explain())
-        return self._compiled
+        return now
 
 
 class _Batches:
@@ -512,6 +608,18 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and value >= _MOST:
         raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
+
+
+def _packing_of(recipe: DataRecipe, seq_len: int) -> PackFlat:
+    kind = PackSequences if recipe.pack_mode == "sequences" else PackFlat
+    given: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
+    return kind(
+        seq_len,
+        num_bins=recipe.num_bins,
+        max_documents_per_record=recipe.max_documents_per_record,
+        homogeneity=recipe.homogeneity,
+        **{name: value for name, value in given.items() if value != "auto"},
+    )
 
 
 def _unless_auto(value: Any) -> Any:

@@ -18,6 +18,17 @@ is refused with that answer. A complete recipe::
     path = "data/code/*.jsonl.gz"
     weight = 1.0               # ... for each token of code
 
+A mixture that changes in the course of the run is a list of stages, in place of the sources' weights::
+
+    [[schedule]]
+    mixture = { web = 9, code = 1 }
+
+    [[schedule]]
+    start_tokens = "10b"       # or start_steps
+    change = "cosine"          # or "constant", "linear"
+    end_tokens = "12b"
+    mixture = { web = 1, code = 1 }
+
 Sizes in bytes are integers, or text with a unit: "kb", "mb", "gb", "tb" are powers of 1000; "kib", "mib", "gib", "tib"
 powers of 1024; "b" is one byte; a fraction ("1.5gb") and capitals are allowed.
 
@@ -38,12 +49,14 @@ from zephon._checks import (
     MAX_INT64,
     Check,
     Choice,
+    Count,
     Flag,
     Integer,
     Location,
     Size,
     Text,
     Weight,
+    Weights,
     checked,
     clip,
     is_uri,
@@ -53,16 +66,27 @@ from zephon._checks import (
 )
 from zephon.errors import RecipeError
 
-__all__ = ["DataRecipe", "SourceRecipe", "parse_size"]
+__all__ = ["DataRecipe", "SourceRecipe", "StageRecipe", "parse_size"]
 
 MAX_RECIPE_BYTES = 1 << 20
 """A larger recipe file is refused: one of 10,000 sources is about this large."""
 
 FORMATS = ("parquet", "jsonl", "arrow")
-PACK_ALGORITHMS = ("wrap",)
+PACK_MODES = ("flat", "sequences")
+PACK_ALGORITHMS = ("auto", "wrap", "first_fit", "best_fit", "best_fit_wrap")
+HOMOGENEITIES = ("none", "group", "full")
+OVERSIZED = ("auto", "split", "drop")
+EXHAUSTED_POLICIES = ("repeat", "stop")
+CHANGES = ("constant", "linear", "cosine")
+BLOCK_WORDS = ("auto", "global", "none")
 RUNNERS = ("inline", "threads")
 LATER_RUNNERS = ("process", "ray")
 SPECIAL_TOKEN_POLICIES = ("auto", "bos_eos", "bos", "eos", "none")
+
+
+def _stages_check(value: object) -> object:
+    """Stages are checked one by one, with better words than a check of the whole could find."""
+    return value
 
 
 def _key(check: Check, default: Any, *, decides_data: bool) -> Any:
@@ -84,9 +108,50 @@ class SourceRecipe:
     """Share of the training tokens, relative to the other sources."""
     text_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of the document's text where it is not the recipe's."""
+    group: str | None = _key(Text("a name"), None, decides_data=True)
+    """Sources of one group may share a record under `homogeneity = "group"`; None is a group of its own."""
+    shuffle_shards: bool | None = _key(Flag(), None, decides_data=True)
+    """This and the six keys below: as in the recipe, for this source alone; None takes the recipe's value."""
+    shuffle_within_shard: bool | None = _key(Flag(), None, decides_data=True)
+    shuffle_block_size: int | str | None = _key(Integer(1, words=BLOCK_WORDS), None, decides_data=True)
+    reshuffle_on_repeat: bool | None = _key(Flag(), None, decides_data=True)
+    exhausted_policy: str | None = _key(Choice(EXHAUSTED_POLICIES), None, decides_data=True)
+    """A source with one of the last three keys of its own has none of the recipe's."""
+    stop_after_passes: int | None = _key(Integer(1), None, decides_data=True)
+    max_repeats: int | None = _key(Integer(0), None, decides_data=True)
 
     def __post_init__(self) -> None:
         _check_fields(self, "SourceRecipe")
+
+    def own_settings(self) -> dict[str, Any]:
+        """Order and repetition where they are not the recipe's, by key."""
+        values = {key: getattr(self, key) for key in _OWN_KEYS}
+        return {key: value for key, value in values.items() if value is not None}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageRecipe:
+    """One `[[schedule]]` table: which mixture holds from some place of the run on, and how it is reached."""
+
+    mixture: Mapping[str, float] = field(metadata={"check": Weights()})
+    """Weights by name of source; a source that is not named has none."""
+    start_tokens: int | None = _key(Count(), None, decides_data=True)
+    """Where the stage starts, in planned tokens of the run; "1.5b" and the like are allowed."""
+    start_steps: int | None = _key(Count(), None, decides_data=True)
+    """The same in steps of the run, in place of start_tokens. Neither is the start of the run."""
+    change: str = _key(Choice(CHANGES), "constant", decides_data=True)
+    """"constant": the mixture holds from the start; "linear", "cosine": it is reached at the end, from that before."""
+    end_tokens: int | None = _key(Count(), None, decides_data=True)
+    """Where a change ends, in planned tokens."""
+    end_steps: int | None = _key(Count(), None, decides_data=True)
+    """The same in steps. Neither is the start of the next stage."""
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "StageRecipe")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data of the same shape as the TOML."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"mixture": dict(self.mixture)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +180,7 @@ class DataRecipe:
     """Permute the segments of a dataset in each epoch."""
     shuffle_within_shard: bool = _key(Flag(), True, decides_data=True)
     """Permute the documents inside a shuffle block."""
-    shuffle_block_size: int | str = _key(Integer(1, words=("auto", "global", "none")), "auto", decides_data=True)
+    shuffle_block_size: int | str = _key(Integer(1, words=BLOCK_WORDS), "auto", decides_data=True)
     """Documents that are permuted together: a number, "auto", "global" (the whole dataset) or "none"."""
     flush_every_k_chunks: int = _key(Integer(1), 1, decides_data=True)
     """Chunks per window: stateful operators start each window empty and end it flushed."""
@@ -126,7 +191,22 @@ class DataRecipe:
     shuffle_buffer_size: int = _key(Integer(1), 1024, decides_data=True)
     """Records that are shuffled together after packing, for the whole job."""
     repeat: bool = _key(Flag(), True, decides_data=True)
-    """Go on with the next epoch of a dataset that is used up."""
+    """Go on with the next epoch of a dataset that is used up; false is short for `exhausted_policy = "stop"`."""
+    reshuffle_on_repeat: bool = _key(Flag(), True, decides_data=True)
+    """Every pass over a source has an order of its own."""
+    exhausted_policy: str | None = _key(Choice(EXHAUSTED_POLICIES), None, decides_data=True)
+    """A source whose documents have all been used: "repeat" goes on with another pass (None is the same), "stop" leaves
+    its share to the others; the run ends when all have stopped."""
+    stop_after_passes: int | None = _key(Integer(1), None, decides_data=True)
+    """The run ends as soon as a source has had so many passes."""
+    max_repeats: int | None = _key(Integer(0), None, decides_data=True)
+    """Passes after the first one, after which a source stops."""
+    schedule: tuple["StageRecipe", ...] = _key(_stages_check, (), decides_data=True)
+    """`[[schedule]]` tables: a mixture that changes, in place of the sources' weights."""
+    ensure_mixture: bool = _key(Flag(), False, decides_data=True)
+    """Hold the shares of tokens over every stretch of the run, in records of one source each; for "wrap"."""
+    continue_from: str | None = _key(Location("the path of a recipe", stores=False), None, decides_data=False)
+    """The recipe of a run that one by this recipe takes over from, at a state of that run."""
     canonical_replicas: int | str = _key(Integer(1, 1 << 16, words=("auto",)), "auto", decides_data=True)
     """Number of lanes, fixed for the life of a run; data-parallel degrees must divide it."""
     tokenize_parallelism: int | str = _key(Integer(1, 1024, words=("auto",)), "auto", decides_data=False)
@@ -141,14 +221,26 @@ class DataRecipe:
     """Where the work runs: "threads", or "inline" in the calling thread."""
     special_tokens: str = _key(Choice(SPECIAL_TOKEN_POLICIES), "auto", decides_data=True)
     """Tokens put around each document; "auto": EOS, and BOS where the tokenizer declares one of its own."""
-    pack_algorithm: str = _key(Choice(PACK_ALGORITHMS), "wrap", decides_data=True)
-    """How documents are cut into records of one length."""
+    pack_mode: str = _key(Choice(PACK_MODES), "flat", decides_data=True)
+    """"flat": documents end to end; "sequences": whole sequences in padded records, none of them ever cut."""
+    pack_algorithm: str = _key(Choice(PACK_ALGORITHMS), "auto", decides_data=True)
+    """How documents come into records; "auto": "wrap", or "best_fit" for sequences."""
+    num_bins: int = _key(Integer(1, 1 << 16), 64, decides_data=True)
+    """Records that each lane has in the making, except with "wrap"."""
+    max_documents_per_record: int | None = _key(Integer(1), None, decides_data=True)
+    """Most documents, or parts of them, in a record; None is no limit."""
+    homogeneity: str = _key(Choice(HOMOGENEITIES), "none", decides_data=True)
+    """"full": a record holds documents of one source; "group": of sources of one group; "none": of any."""
+    oversized: str = _key(Choice(OVERSIZED), "auto", decides_data=True)
+    """Documents longer than a record: "split", or "drop", which leaves them out and counts them; "auto": split, but
+    drop sequences."""
     origin: str = field(default="recipe", compare=False, repr=False)
     """The file this came from, or what stands for it in messages; not a key."""
 
     def __post_init__(self) -> None:
         _check_fields(self, self.origin)
         object.__setattr__(self, "sources", _check_sources(self.sources, self.origin))
+        object.__setattr__(self, "schedule", _check_schedule(self.schedule, self.sources, self.origin))
         if self.cache_dir is not None:
             object.__setattr__(self, "cache_dir", Path(self.cache_dir))
 
@@ -183,6 +275,10 @@ class DataRecipe:
         values = _given_keys(data, _RECIPE_KEYS, where)
         if "cache_dir" in values:
             values["cache_dir"] = _resolve(values["cache_dir"], folder)
+        if "continue_from" in values:
+            values["continue_from"] = _resolve(values["continue_from"], folder)
+        if "schedule" in values:
+            values["schedule"] = _stages(values["schedule"], where)
         tables = _source_tables(values.get("sources"), where)
         values["sources"] = tuple(_source(table, i, folder, where) for i, table in enumerate(tables, start=1))
         return cls(**values, origin=where)
@@ -192,6 +288,7 @@ class DataRecipe:
         plain = {key: getattr(self, key) for key in _RECIPE_KEYS}
         plain["cache_dir"] = None if self.cache_dir is None else str(self.cache_dir)
         plain["sources"] = [{key: getattr(source, key) for key in _SOURCE_KEYS} for source in self.sources]
+        plain["schedule"] = [stage.to_dict() for stage in self.schedule]
         return plain
 
     def data_fields(self) -> dict[str, Any]:
@@ -204,9 +301,16 @@ class DataRecipe:
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.metadata.get("decides_data")}
         common = plain.pop("text_field")
         plain["sources"] = [
-            {"name": source.name, "weight": source.weight, "text_field": source.text_field or common}
+            {
+                "name": source.name,
+                "weight": source.weight,
+                "text_field": source.text_field or common,
+                "group": source.group,
+                **source.own_settings(),
+            }
             for source in self.sources
         ]
+        plain["schedule"] = [stage.to_dict() for stage in self.schedule]
         return plain
 
     def replace(self, **overrides: object) -> Self:
@@ -220,6 +324,16 @@ class DataRecipe:
         return self.from_dict({**self.to_dict(), **overrides}, where=self.origin)
 
 
+_OWN_KEYS = (
+    "shuffle_shards",
+    "shuffle_within_shard",
+    "shuffle_block_size",
+    "reshuffle_on_repeat",
+    "exhausted_policy",
+    "stop_after_passes",
+    "max_repeats",
+)
+_STAGE_KEYS = tuple(f.name for f in fields(StageRecipe))
 _SOURCE_KEYS = tuple(f.name for f in fields(SourceRecipe))
 _RECIPE_KEYS = tuple(f.name for f in fields(DataRecipe) if f.name != "origin")
 
@@ -347,6 +461,25 @@ def _source_tables(value: object, where: str) -> Sequence[object]:
     return value
 
 
+def _stages(value: object, where: str) -> tuple[StageRecipe, ...]:
+    if isinstance(value, Mapping):
+        raise RecipeError(f'{where}: key "schedule" is one table; expected a list of them: write [[schedule]].')
+    if not isinstance(value, list | tuple):
+        raise RecipeError(f'{where}: key "schedule" is {seen(value)}; expected [[schedule]] tables.')
+    made = []
+    for index, table in enumerate(value, start=1):
+        inside = f"{where}: stage {index} of the schedule"
+        plain = table.to_dict() if isinstance(table, StageRecipe) else table
+        values = _given_keys(plain, _STAGE_KEYS, inside)
+        if "mixture" not in values:
+            raise RecipeError(f'{inside}: key "mixture" is missing; every stage has one.')
+        for spec in fields(StageRecipe):
+            if spec.name in values:
+                values[spec.name] = checked(spec.metadata["check"], values[spec.name], spec.name, inside)
+        made.append(StageRecipe(**values))
+    return tuple(made)
+
+
 def _source(table: Any, index: int, folder: str, where: str) -> SourceRecipe:
     if isinstance(table, SourceRecipe):
         table = {key: getattr(table, key) for key in _SOURCE_KEYS}
@@ -408,6 +541,26 @@ def _check_sources(sources: object, where: str) -> tuple[SourceRecipe, ...]:
                 f"add up to {total}; expected weights whose shares of the sum are above 0."
             )
     return tuple(result)
+
+
+def _check_schedule(stages: object, sources: Sequence[SourceRecipe], where: str) -> tuple[StageRecipe, ...]:
+    made = _stages(stages, where)
+    for source in sources if made else ():
+        if source.weight != 1.0:
+            raise RecipeError(
+                f'{where}: source {quote(source.name)} has the key "weight" ({source.weight:g}), but the schedule says '
+                "the mixture; remove one of them."
+            )
+    names = [source.name for source in sources]
+    for index, stage in enumerate(made, start=1):
+        for name in stage.mixture:
+            if name not in names:
+                near = nearest(name, names)
+                remedy = f"did you mean {quote(near)}?" if near else f"the sources are {', '.join(map(quote, names))}."
+                raise RecipeError(
+                    f"{where}: stage {index} of the schedule names {quote(name)}, which is no source; {remedy}"
+                )
+    return made
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -70,6 +70,9 @@ class TokenBlock:
         dataset, row, position: as in `RowBlock`, one per document.
         rows_read: int64[n_datasets], rows this block was made from.
         rows_skipped: int64[n_datasets], rows that were null, empty or only white space.
+        loss: bool[n_tokens], True where the token is trained on as a label; None where all are.
+        positions: int32[n_tokens], given positions, from 0; None where they count from the start of the document, or of
+            the part of it that a record holds.
     """
 
     tokens: np.ndarray
@@ -80,6 +83,8 @@ class TokenBlock:
     chunk: int
     rows_read: np.ndarray
     rows_skipped: np.ndarray
+    loss: np.ndarray | None = None
+    positions: np.ndarray | None = None
 
 
 @dataclass(slots=True)
@@ -94,6 +99,9 @@ class RecordBlock:
         span_dataset: int32[n_spans].
         span_row: int64[n_spans], the document's row within its dataset.
         span_token: int64[n_spans], the first token of the document that the span holds.
+        loss: bool[n, record_length], True where the token is trained on as a label; None where all are. What it holds
+            for padding means nothing.
+        positions: int32[n, record_length], the position of each token; None where they are `counted_positions`.
     """
 
     tokens: np.ndarray
@@ -103,6 +111,8 @@ class RecordBlock:
     span_dataset: np.ndarray
     span_row: np.ndarray
     span_token: np.ndarray
+    loss: np.ndarray | None = None
+    positions: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -118,6 +128,8 @@ class RecordBlock:
             + self.span_dataset.nbytes
             + self.span_row.nbytes
             + self.span_token.nbytes
+            + (0 if self.loss is None else self.loss.nbytes)
+            + (0 if self.positions is None else self.positions.nbytes)
         )
 
     def slice(self, start: int, stop: int) -> RecordBlock:
@@ -131,7 +143,20 @@ class RecordBlock:
             span_dataset=self.span_dataset[lo:hi],
             span_row=self.span_row[lo:hi],
             span_token=self.span_token[lo:hi],
+            loss=None if self.loss is None else self.loss[start:stop],
+            positions=None if self.positions is None else self.positions[start:stop],
         )
+
+    def counted_positions(self) -> np.ndarray:
+        """How far each token is from the start of its span, or of the padding: int32[n, record_length]."""
+        n, length = self.tokens.shape
+        base = np.repeat(np.arange(n, dtype=np.int64) * length, np.diff(self.span_offsets))
+        # Padding, where there is any, is counted like a document.
+        short = np.flatnonzero(self.lengths < length)
+        flat = np.sort(np.concatenate([base + self.span_start, short * length + self.lengths[short]]))
+        counts = np.diff(flat, append=n * length)
+        positions = np.arange(n * length, dtype=np.int32) - np.repeat(flat.astype(np.int32), counts)
+        return positions.reshape(n, length)
 
     def span_lengths(self) -> np.ndarray:
         """Tokens of each span, int32[n_spans]."""
@@ -178,6 +203,8 @@ class RecordBlock:
             span_dataset=np.concatenate([b.span_dataset for b in blocks]),
             span_row=np.concatenate([b.span_row for b in blocks]),
             span_token=np.concatenate([b.span_token for b in blocks]),
+            loss=_joined(_losses(blocks)),
+            positions=_joined(_positions(blocks)),
         )
 
     @staticmethod
@@ -188,11 +215,8 @@ class RecordBlock:
         """
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order), dtype=np.int64)
-        tokens = np.empty((len(order), blocks[0].tokens.shape[1]), dtype=np.uint32)
-        done = 0
-        for block in blocks:
-            tokens[place[done : done + len(block)]] = block.tokens
-            done += len(block)
+        tokens = _scattered([b.tokens for b in blocks], place)
+        assert tokens is not None
         items, span_offsets = ragged_take(_joined_offsets([b.span_offsets for b in blocks]), order)
         return RecordBlock(
             tokens=tokens,
@@ -202,7 +226,39 @@ class RecordBlock:
             span_dataset=np.concatenate([b.span_dataset for b in blocks])[items],
             span_row=np.concatenate([b.span_row for b in blocks])[items],
             span_token=np.concatenate([b.span_token for b in blocks])[items],
+            loss=_scattered(_losses(blocks), place),
+            positions=_scattered(_positions(blocks), place),
         )
+
+
+def _losses(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
+    """The loss masks of all blocks, or nothing where none has one."""
+    if all(b.loss is None for b in blocks):
+        return []
+    return [np.ones(b.tokens.shape, dtype=bool) if b.loss is None else b.loss for b in blocks]
+
+
+def _positions(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
+    """The positions of all blocks, or nothing where none has any."""
+    if all(b.positions is None for b in blocks):
+        return []
+    return [b.counted_positions() if b.positions is None else b.positions for b in blocks]
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | None:
+    return np.concatenate(parts) if parts else None
+
+
+def _scattered(parts: Sequence[np.ndarray], place: np.ndarray) -> np.ndarray | None:
+    """The rows of all parts, numbered through, row i at `place[i]`; None where there are no parts."""
+    if not parts:
+        return None
+    out = np.empty((len(place), parts[0].shape[1]), dtype=parts[0].dtype)
+    done = 0
+    for part in parts:
+        out[place[done : done + len(part)]] = part
+        done += len(part)
+    return out
 
 
 def _joined_offsets(offsets: Sequence[np.ndarray]) -> np.ndarray:

@@ -19,6 +19,7 @@ from .topology import MAX_LANES, Topology
 __all__ = [
     "SCHEMA_VERSION",
     "STREAM_VERSION",
+    "Earlier",
     "LaneStart",
     "RunState",
     "check_fingerprint",
@@ -35,6 +36,7 @@ STREAM_VERSION = 1
 
 _MAX = 1 << 62
 _MAX_FINGERPRINT = 100_000
+_MOST_EARLIER = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,35 @@ class LaneStart:
 
 
 @dataclass(frozen=True)
+class Earlier:
+    """What a run that was taken over from another has to know of it.
+
+    Attributes:
+        tokens_per_row: of the earlier run, by dataset name.
+        cuts: by lane, the chunk in which the earlier curriculum ends, and how many of its rows come before the end.
+    """
+
+    tokens_per_row: Mapping[str, float]
+    cuts: Mapping[int, tuple[int, int]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON types."""
+        cuts = {str(lane): list(cut) for lane, cut in sorted(self.cuts.items())}
+        return {"tokens_per_row": dict(self.tokens_per_row), "cuts": cuts}
+
+    @staticmethod
+    def from_dict(data: Any, known: Collection[str]) -> Earlier:
+        """Read what `to_dict` made; `known` are the names of lanes."""
+        cuts = data.get("cuts") if isinstance(data, Mapping) else None
+        if not isinstance(cuts, Mapping) or not all(
+            lane in known and isinstance(cut, Sequence) and len(cut) == 2 and all(_is_count(v) for v in cut)
+            for lane, cut in cuts.items()
+        ):
+            raise CheckpointError('the state is damaged: "earlier" does not tell where lanes were taken over.')
+        return Earlier(_ratios(data), {int(lane): (int(cut[0]), int(cut[1])) for lane, cut in cuts.items()})
+
+
+@dataclass(frozen=True)
 class RunState:
     """The state of a run as one group, or all groups together, see it.
 
@@ -74,6 +105,7 @@ class RunState:
         extra: records used of the round after them, 0 at a round end; counted in lane order within one group.
         dp_degree, dp_group_id: of the group that took the state; dp_degree is 0 where states were merged.
         skipped: ranges of rounds [first, last) that the run leaves out, ascending.
+        earlier: the runs that this one took over from, the earliest first.
     """
 
     fingerprint: Mapping[str, Any]
@@ -85,6 +117,7 @@ class RunState:
     dp_degree: int
     dp_group_id: int
     skipped: Sequence[tuple[int, int]] = field(default_factory=tuple)
+    earlier: Sequence[Earlier] = field(default_factory=tuple)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, with a checksum over all of them."""
@@ -100,6 +133,8 @@ class RunState:
             "skipped": [list(pair) for pair in self.skipped],
             "lanes": {str(lane): start.as_list() for lane, start in sorted(self.lanes.items())},
         }
+        if self.earlier:
+            content["earlier"] = [run.to_dict() for run in self.earlier]
         return {**content, "checksum": _checksum(content)}
 
     @staticmethod
@@ -136,22 +171,21 @@ class RunState:
             if not (isinstance(value, Sequence) and len(value) == 6 and all(_is_count(v) for v in value)):
                 raise CheckpointError(f"the state is damaged: lane {key} does not hold six whole numbers.")
             lanes[int(key)] = LaneStart(*value)
-        fingerprint, ratios = data.get("fingerprint"), data.get("tokens_per_row")
+        fingerprint, ratios = data.get("fingerprint"), _ratios(data)
         if not isinstance(fingerprint, Mapping) or len(fingerprint) > _MAX_FINGERPRINT:
             raise CheckpointError('the state is damaged: "fingerprint" is missing or no dict.')
-        if not isinstance(ratios, Mapping) or not all(
-            isinstance(value, float) and 0 < value < float("inf") for value in ratios.values()
-        ):
-            raise CheckpointError('the state is damaged: "tokens_per_row" is not a dict of numbers above 0.')
         skipped = data.get("skipped")
         if not isinstance(skipped, Sequence) or not all(
             isinstance(pair, Sequence) and len(pair) == 2 and all(_is_count(v) for v in pair) and pair[0] < pair[1]
             for pair in skipped
         ):
             raise CheckpointError('the state is damaged: "skipped" is not a list of ranges of rounds.')
+        earlier = data.get("earlier", [])
+        if not isinstance(earlier, Sequence) or isinstance(earlier, str) or len(earlier) > _MOST_EARLIER:
+            raise CheckpointError('the state is damaged: "earlier" is no list of runs.')
         state = RunState(
             fingerprint=dict(fingerprint),
-            tokens_per_row=dict(ratios),
+            tokens_per_row=ratios,
             lanes_total=lanes_total,
             lanes=lanes,
             rounds=_number(data, "rounds", 0, _MAX),
@@ -159,6 +193,7 @@ class RunState:
             dp_degree=_number(data, "dp_degree", 0, lanes_total),
             dp_group_id=_number(data, "dp_group_id", 0, max(0, lanes_total - 1)),
             skipped=tuple((int(a), int(b)) for a, b in skipped),
+            earlier=tuple(Earlier.from_dict(run, known) for run in earlier),
         )
         for lane, start in lanes.items():
             if start.records_before > state.rounds:
@@ -214,6 +249,7 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             ("number of lanes", first.lanes_total, other.lanes_total),
             ("tokens per row", first.tokens_per_row, other.tokens_per_row),
             ("skipped rounds", list(first.skipped), list(other.skipped)),
+            ("number of runs taken over", len(first.earlier), len(other.earlier)),
             ("number of rounds used", first.rounds, other.rounds),
         ):
             if a != b:
@@ -235,9 +271,28 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
                     f"state {nth} says lane {lane} is at {start}, an earlier one says {lanes[lane]}; "
                     "states of one step agree, so these are of different steps or runs."
                 )
+    earlier = _merged_earlier([state.earlier for state in read])
     alone = all((s.dp_degree, s.dp_group_id) == (first.dp_degree, first.dp_group_id) for s in read)
     merged = first if alone else replace(first, dp_degree=0, dp_group_id=0)
-    return replace(merged, lanes=lanes).to_dict()
+    return replace(merged, lanes=lanes, earlier=earlier).to_dict()
+
+
+def _merged_earlier(states: Sequence[Sequence[Earlier]]) -> list[Earlier]:
+    """What several states say of the runs they took over, put together."""
+    merged = []
+    for same in zip(*states, strict=True):
+        cuts: dict[int, tuple[int, int]] = {}
+        for run in same:
+            if run.tokens_per_row != same[0].tokens_per_row:
+                raise CheckpointError("the states do not belong together: they took over from different runs.")
+            for lane, cut in run.cuts.items():
+                if cuts.setdefault(lane, cut) != cut:
+                    raise CheckpointError(
+                        f"the states do not belong together: one took lane {lane} over at {cut}, another at "
+                        f"{cuts[lane]}."
+                    )
+        merged.append(Earlier(same[0].tokens_per_row, cuts))
+    return merged
 
 
 def read_states(states: Any) -> list[RunState]:
@@ -328,6 +383,15 @@ def _difference(was: Any, is_now: Any) -> str:
         ]
         return ", ".join(parts)
     return f"was {was!r}, is {is_now!r}"
+
+
+def _ratios(data: Mapping[str, Any]) -> dict[str, float]:
+    ratios = data.get("tokens_per_row")
+    if not isinstance(ratios, Mapping) or not all(
+        isinstance(value, float) and 0 < value < float("inf") for value in ratios.values()
+    ):
+        raise CheckpointError('the state is damaged: "tokens_per_row" is not a dict of numbers above 0.')
+    return dict(ratios)
 
 
 def _ranges(numbers: Sequence[int]) -> str:

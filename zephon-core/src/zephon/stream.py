@@ -15,6 +15,7 @@ from .compiled import Compiled
 from .engine import Ahead, Totals
 from .flush_index import FlushIndexWriter
 from .ledger import LedgerWriter
+from .mixture_report import mixture_line, mixture_of
 from .records import RecordBlock
 from .state import LaneStart
 
@@ -51,6 +52,8 @@ class BatchStream:
         topology, options = compiled.topology, compiled.options
         self.cursor = cursor
         """Records of this group handed out or left out on purpose since the start of the run."""
+        self.begun = cursor
+        """The cursor at which this stream began."""
         self.finished = False
         self.failed = False
         self.process = os.getpid()
@@ -68,6 +71,7 @@ class BatchStream:
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
         self.left_records = 0
         """At the end of the data: records that fill no microbatch and were not handed out."""
+        self._log_at = topology.width  # windows
         self._reached = cursor  # within a batch not handed out yet
         self._held: deque[RecordBlock] = deque()
         self._microbatch = compiled.operators.batch.microbatch_size
@@ -96,6 +100,10 @@ class BatchStream:
             self.close()
             raise StopIteration
         self.cursor = self._reached
+        if self.totals.windows_ended >= self._log_at:
+            # Once all lanes have ended another window, about.
+            self._log_at += self._compiled.topology.width
+            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.totals, self.begun)))
         return batch
 
     @property

@@ -136,6 +136,38 @@ def _stream(
     )
 
 
+@app.command("plan")
+def _plan(
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    seq_len: SeqLen,
+    global_batch: GlobalBatch,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="Length of the run in tokens, as in 500m or 20b.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="K", min=1, max=1 << 40, help="Length of the run in steps.")
+    ] = None,
+    max_passes: Annotated[
+        float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources gone through more often.")
+    ] = 4.0,
+    canonical_replicas: Replicas = None,
+) -> None:
+    """Draw how the mixture of a run goes, and tell how often each source is gone through."""
+    from .plan import plan
+
+    plan(
+        recipe,
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        tokens=tokens,
+        steps=steps,
+        max_passes=max_passes,
+        canonical_replicas=canonical_replicas,
+    )
+
+
 @app.command("demo")
 def _demo(
     folder: Annotated[

@@ -67,8 +67,9 @@ class Consumed:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._targets = {name: mixture.target for name, mixture in pipeline.mixture().items()}
-        self.names = list(self._targets)
+        self._compiled = pipeline.compiled
+        self._span: tuple[int, int] | None = None  # first and last sequence number
+        self.names = list(self._compiled.plan.dataset_names)
         self.tokens = np.zeros(len(self.names), dtype=np.int64)
         self.records = 0
 
@@ -78,6 +79,8 @@ class Consumed:
         counts = np.bincount(block.span_dataset, weights=block.span_lengths(), minlength=len(self.names))
         self.tokens += counts.astype(np.int64)
         self.records += len(batch)
+        numbers = batch.sequence_numbers
+        self._span = (int(numbers[0]) if self._span is None else self._span[0]), int(numbers[-1])
 
     @property
     def total(self) -> int:
@@ -85,9 +88,13 @@ class Consumed:
         return int(self.tokens.sum())
 
     def shares(self) -> list[tuple[str, float, float]]:
-        """Name, target and achieved share of tokens of each dataset."""
-        total = max(1, self.total)
-        return [(n, self._targets[n], int(t) / total) for n, t in zip(self.names, self.tokens.tolist(), strict=True)]
+        """Name, target and achieved share of tokens of each dataset, the target that of what was consumed."""
+        total, length = max(1, self.total), self._compiled.operators.pack.record_length
+        first, last = self._span or (0, 0)
+        targets = self._compiled.source.shares_between(
+            first * length, (last + 1) * length, self._compiled.tokens_per_step
+        )
+        return [(n, targets[n], int(t) / total) for n, t in zip(self.names, self.tokens.tolist(), strict=True)]
 
     def line(self, seconds: float) -> str:
         """Tokens, tokens per second, and the mixture, as one line."""

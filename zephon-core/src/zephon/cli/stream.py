@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import TopologyError
 from ..pipeline import Pipeline
 from ..recipe import DataRecipe
+from ..sources import source_of
 from ..topology import resolve_lanes
 from .console import LiveLine, ResultFile, make_console, print_table
 from .source import Consumed, check_step_share, open_pipeline, percent, plural
@@ -49,7 +50,7 @@ def stream(
         ledger=ledger,
         flush_index=flush_index,
         # One rank of a finite run by itself: it ends with its own lanes.
-        combine_flag=bool if dp_degree > 1 and not read.repeat else None,
+        combine_flag=bool if dp_degree > 1 and source_of(read).finite else None,
     )
     consumed = Consumed(pipeline)  # opens everything, so that errors come before files are made
     if seek_step:
@@ -133,21 +134,28 @@ class _Run:
         mixture = self._pipeline.mixture()
         print_table(
             console,
-            ["source", "target", "achieved", "tokens", "rows read", "rows skipped"],
+            ["source", "target", "achieved", "last window", "tokens", "rows read", "rows skipped"],
             [
                 [
                     name,
                     percent(target),
                     percent(made),
+                    percent(mixture[name].window),
                     f"{int(tokens):,}",
                     f"{mixture[name].rows:,}",
                     f"{mixture[name].skipped:,}",
                 ]
                 for (name, target, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
             ],
-            right="lrrrrr",
+            right="lrrrrrr",
         )
         console.print("(rows are counted as they are read, ahead of the batches; skipped are those without text)")
+        packing = self._pipeline.packing()
+        told = [f"packing: {packing.efficiency:.2%} of places hold tokens"]
+        for number, what in ((packing.split, "split"), (packing.dropped, "left out as longer than a record")):
+            if number:
+                told.append(f"{number:,} of {plural(packing.documents, 'document')} {what}")
+        console.print(", ".join(told))
         left = self._pipeline.left_over
         if left:
             console.print(

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..errors import DataError, PipelineError, RecipeError
 from ..ledger import Ledger, compare, read_ledger
 from ..recipe import DataRecipe
+from ..sources import source_of
 from ..topology import Topology, resolve_lanes
 from .barcode import BarcodeRow, check_plot, draw_barcode
 from .console import LiveLine, make_console, print_table
@@ -193,7 +194,7 @@ def verify_recipe(
     )
     for degree in degrees:
         Topology(lanes, degree, 0, global_batch)
-    if steps is None and read.repeat:
+    if steps is None and not source_of(read).finite:
         steps = max([_DEFAULT_STEPS, *(step + _STEPS_AFTER_RESUME for step in resumes)])
     if steps is not None and resumes and resumes[-1] >= steps:
         raise PipelineError(f"--resume-at {resumes[-1]} is not before the last of {steps} steps; raise --steps.")
@@ -205,7 +206,7 @@ def verify_recipe(
         lanes=lanes,
         microbatch_size=microbatch_size or 8,
         runner=runner,
-        finite=not read.repeat,
+        finite=source_of(read).finite,
     )
     # Whatever is wrong with the recipe is found here, and its indexes are made, before any process starts.
     open_pipeline(

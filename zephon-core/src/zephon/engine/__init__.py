@@ -4,5 +4,6 @@ from .engine import Ahead, Engine
 from .lane import LaneStream, Totals
 from .plan import Fetcher, Plan
 from .runners import RUNNERS, Runner, make_runner
+from .takeover import cuts_of
 
-__all__ = ["RUNNERS", "Ahead", "Engine", "Fetcher", "LaneStream", "Plan", "Runner", "Totals", "make_runner"]
+__all__ = ["RUNNERS", "Ahead", "Engine", "Fetcher", "LaneStream", "Plan", "Runner", "Totals", "cuts_of", "make_runner"]

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from ..errors import DataError
-from ..ops import Job, Ordered
+from ..ops import Job, Ordered, PackCounts
 from ..records import Pointer, RecordBlock, TokenBlock
 from ..state import LaneStart
 from .plan import Plan
@@ -38,22 +38,33 @@ class Totals:
         rows: int64[n_datasets], rows read.
         skipped: int64[n_datasets], rows that were null, empty or only white space.
         tokens: int64[n_datasets], tokens made, special tokens included.
+        windows: by lane, int64[n_datasets], the tokens of its last whole window.
+        windows_ended: windows that have ended, over the lanes.
         left_out: tokens that did not fill a last record.
+        packing: what the packers did.
     """
 
     def __init__(self, n_datasets: int) -> None:
         self.rows = np.zeros(n_datasets, dtype=np.int64)
         self.skipped = np.zeros(n_datasets, dtype=np.int64)
         self.tokens = np.zeros(n_datasets, dtype=np.int64)
+        self.windows: dict[int, np.ndarray] = {}
+        self.windows_ended = 0
         self.left_out = 0
+        self.packing = PackCounts()
 
-    def add(self, block: TokenBlock) -> None:
-        """Count one block."""
+    def add(self, block: TokenBlock) -> np.ndarray:
+        """Count one block; gives its tokens by dataset, int64[n_datasets]."""
         self.rows += block.rows_read
         self.skipped += block.rows_skipped
-        self.tokens += np.bincount(block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)).astype(
-            np.int64
-        )
+        tokens = np.bincount(block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)).astype(np.int64)
+        self.tokens += tokens
+        return tokens
+
+    def end_window(self, lane: int, tokens: np.ndarray) -> None:
+        """A window of `lane` has ended, which had so many tokens of each dataset."""
+        self.windows[lane] = tokens
+        self.windows_ended += 1
 
 
 class _WindowEnd:
@@ -121,7 +132,7 @@ class LaneStream:
         self._on_window = on_window
         self._packer_window = self._orderer_window = start.window
         self._records_packed = self._records_ordered = start.records_before
-        self._packer = plan.packer(start)
+        self._packer = plan.packer(lane, start, totals.packing)
         self._orderer = plan.orderer(lane, start)
         self._skip = skip
         self._budget = lookahead_bytes
@@ -129,19 +140,22 @@ class LaneStream:
         self._largest_block = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._work = self._pieces(start)
         self._exhausted = False
+        self._made_bytes = 0  # of records on their way from the packer to the orderer
         self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
         self._documents: _Queue = deque()
-        self._packed: deque[tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd] = deque()
+        self._packed: deque[tuple[Task, Job] | _WindowEnd | _LaneEnd] = deque()
         self._ordered: _Queue = deque()
         self._blocks: deque[RecordBlock] = deque()
         self._barren_rows = 0  # rows since the last token
+        self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
 
     def fill(self) -> None:
-        """Hand out work up to the look-ahead; at least one block where nothing is under way."""
-        ready_bytes = self.ready * self._plan.pack.record_length * 4
+        """Hand out work up to the look-ahead; at least one block where nothing is under way and no record is ready."""
+        # A lane whose records wait gets no more work: else a slow consumer would find ever more of them.
+        made = self.ready * self._plan.pack.record_length * 4 + self._made_bytes
         while not self._exhausted and (
-            not self._documents or (self._runner.looks_ahead and self._under_way + ready_bytes < self._budget)
+            not (self._documents or self.ready) or (self._runner.looks_ahead and self._under_way + made < self._budget)
         ):
             self._hand_out()
 
@@ -204,24 +218,45 @@ class LaneStream:
     def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
         """The next documents, or a mark, into the packer."""
         if isinstance(item, _WindowEnd):
+            self._cut(self._packer.flush())
             self._packer_window += 1
+            self._totals.end_window(self._lane, self._window_tokens)
+            self._window_tokens = np.zeros_like(self._window_tokens)
             self._note_window()
             self._packed.append(item)
         elif isinstance(item, _LaneEnd):
-            self._packed.extend((self._start(job), job.origins) for job in self._packer.finish())
+            self._cut(self._packer.finish())
             self._totals.left_out += self._packer.tokens_left_out
             self._packed.append(item)
         else:
             block: TokenBlock = item.result()
             self._under_way -= self._estimates.popleft()
-            self._totals.add(block)
-            self._barren_rows = 0 if len(block.tokens) else self._barren_rows + int(block.rows_read.sum())
+            self._window_tokens += self._totals.add(block)
+            counts = self._totals.packing
+            kept, dropped = counts.documents - counts.dropped, counts.dropped
+            self._cut(self._packer.push(block))
+            barren = counts.documents - counts.dropped == kept
+            self._barren_rows = self._barren_rows + int(block.rows_read.sum()) if barren else 0
             if self._barren_rows > self._plan.barren_limit:
-                raise DataError(
-                    f"{self._barren_rows:,} rows in a row were null, empty or only white space, which is every row of "
-                    f"{', '.join(self._plan.dataset_names)}; name a column with text (text_field)."
-                )
-            self._packed.extend((self._start(job), job.origins) for job in self._packer.push(block))
+                raise DataError(self._why_barren(counts.dropped > dropped))
+
+    def _cut(self, jobs: list[Job]) -> None:
+        """The packer's jobs on their way."""
+        for job in jobs:
+            self._packed.append((self._start(job), job))
+            self._made_bytes += job.nbytes
+
+    def _why_barren(self, dropped: bool) -> str:
+        rows, names = f"{self._barren_rows:,} rows in a row", ", ".join(self._plan.dataset_names)
+        if dropped:
+            return (
+                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens, which is "
+                f"every row of {names}; take a longer sequence length, or split long documents before or in packing."
+            )
+        return (
+            f"{rows} were null, empty or only white space, which is every row of {names}; name a column with text "
+            "(text_field)."
+        )
 
     def _note_window(self) -> None:
         """Tell where the window begins that the packer has reached."""
@@ -231,10 +266,15 @@ class LaneStream:
             before = self._records_packed + self._packer.records
             self._on_window(self._lane, LaneStart(window, before, carry.chunk, carry.position, carry.token))
 
-    def _order(self, item: tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> None:
+    def _order(self, item: tuple[Task, Job] | _WindowEnd | _LaneEnd) -> None:
         """The next records, or a mark, into the orderer."""
-        orderer = self._orderer
-        for ordered in orderer.push(item[0].result(), item[1]) if isinstance(item, tuple) else orderer.flush():
+        if isinstance(item, tuple):
+            task, job = item
+            self._made_bytes -= job.nbytes
+            made = self._orderer.push(task.result(), job.origins, job.fresh)
+        else:
+            made = self._orderer.flush()
+        for ordered in made:
             for chunk, position, token in ordered.origin.tolist():
                 window, before = self._orderer_window, self._records_ordered
                 self.starts.append(LaneStart(window, before, chunk, position, token, ordered.buffer))
@@ -277,7 +317,7 @@ class LaneStream:
         yield _LANE_END
 
 
-def _finished(item: Task | tuple[Task, np.ndarray] | _WindowEnd | _LaneEnd) -> bool:
+def _finished(item: Task | tuple[Task, Job] | _WindowEnd | _LaneEnd) -> bool:
     if isinstance(item, tuple):
         return item[0].done()
     return isinstance(item, _WindowEnd | _LaneEnd) or item.done()

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
 from .._arrow import int64_array
 from ..io import OpenDataset
-from ..ops import Orderer, PackFlat, Passer, Shuffle, Shuffler, TokenizeWorker, WrapPacker
+from ..ops import (
+    LEAST_HELD,
+    BinPacker,
+    EnsureMixture,
+    MixturePacker,
+    Orderer,
+    PackCounts,
+    Packer,
+    PackFlat,
+    Passer,
+    Shuffle,
+    Shuffler,
+    TokenizeWorker,
+    Turns,
+    WrapPacker,
+)
 from ..records import RowBlock
 from ..state import LaneStart
 from ..topology import Topology
-from ..work import Curriculum
+from ..work import AnyCurriculum
 
 __all__ = ["Fetcher", "Plan"]
+
+_LEAST_STRETCH = 64
 
 UNSHUFFLED_BUFFER = 1024
 """Records over all lanes between places where an unshuffled run can be entered."""
@@ -77,11 +95,14 @@ class Plan:
         dataset_names: by index.
         row_bytes: float64[n_datasets], bytes of text per row by the catalogs; sizes blocks of work, decides no data.
         lookahead_bytes: text that may be under way or ready, over all lanes of this process.
-        barren_limit: rows without any token after which a lane that repeats can be sure that there are none.
+        barren_limit: rows without any token to pack after which a lane that repeats can be sure that there are none.
+        mixture: holds the mixture locally, or None.
+        tokens_per_row: for each dataset, in units of 2**-16.
+        kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
     """
 
     topology: Topology
-    curriculum: Curriculum
+    curriculum: AnyCurriculum
     window_chunks: int
     fetch: Fetcher
     tokenize: TokenizeWorker
@@ -95,16 +116,68 @@ class Plan:
     row_bytes: np.ndarray
     lookahead_bytes: int
     barren_limit: int
+    mixture: EnsureMixture | None
+    tokens_per_row: tuple[int, ...]
+    kinds: np.ndarray
 
-    def packer(self, start: LaneStart) -> WrapPacker:
-        """A packer for a lane that begins at `start`."""
-        return WrapPacker(
-            self.pack.record_length, pad_token=self.pad_token if self.pad_last else None, skip=start.token
+    def packer(self, lane: int, start: LaneStart, counts: PackCounts) -> Packer:
+        """A packer for a lane that begins at `start`, adding to `counts`."""
+        pack = self.pack
+        if self.mixture:
+            return MixturePacker(
+                pack.record_length,
+                turns=Turns(lane, self.topology.lanes),
+                first_record=start.records_before,
+                window=start.window,
+                window_chunks=self.window_chunks,
+                rows_before=partial(self.curriculum.rows_before, lane),
+                tokens_per_row=self.tokens_per_row,
+                most_held=max(LEAST_HELD, self.mixture.buffer_size // self.topology.lanes),
+                pad_token=self.pad_token,
+                pad_last=self.pad_last,
+                order=sorted(range(len(self.dataset_names)), key=lambda d: self.dataset_names[d]),
+                counts=counts,
+            )
+        if not pack.has_bins:
+            pad_token = self.pad_token if self.pad_last else None
+            return WrapPacker(pack.record_length, pad_token=pad_token, skip=start.token, counts=counts)
+        return BinPacker(
+            pack.record_length,
+            algorithm=pack.algorithm,
+            num_bins=pack.num_bins,
+            max_documents=pack.max_documents_per_record,
+            split=pack.oversized == "split",
+            kinds=self.kinds,
+            stretch=self.stretch,
+            pad_token=self.pad_token,
+            counts=counts,
         )
+
+    @property
+    def stretch(self) -> int:
+        """Records after which a lane that packs into bins is to be drained.
+
+        Long enough for the padding of a drain, about a third of a record for each kind of dataset, and the shuffle
+        buffer that it cuts short not to matter; short enough for a lane to be entered quickly.
+        """
+        kinds = len(np.unique(self.kinds))
+        return max(_LEAST_STRETCH, 4 * self.pack.num_bins, 4 * self._buffer_size) * kinds
+
+    @property
+    def _buffer_size(self) -> int:
+        """Records of a lane that are shuffled together; 1 where they keep their order."""
+        return max(1, self.shuffle.buffer_size // self.topology.lanes) if self.shuffle else 1
 
     def orderer(self, lane: int, start: LaneStart) -> Orderer:
         """What puts the records of `lane` into their final order."""
         lanes = self.topology.lanes
-        if self.shuffle is None or self.shuffle.buffer_size // lanes <= 1:
+        if self.shuffle is None or self._buffer_size == 1:
             return Passer(size=max(1, UNSHUFFLED_BUFFER // lanes), buffer=start.buffer)
-        return Shuffler(self.shuffle, lane=lane, lanes=lanes, window=start.window, buffer=start.buffer)
+        return Shuffler(
+            self.shuffle,
+            lane=lane,
+            lanes=lanes,
+            window=start.window,
+            buffer=start.buffer,
+            keep_datasets=self.dataset_names if self.mixture else None,
+        )

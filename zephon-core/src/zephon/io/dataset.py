@@ -25,7 +25,8 @@ class Dataset:
     """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
 
     fmt: "parquet", "jsonl" or "arrow"; None finds it from the file names. text_field: the column that holds the
-    documents; None leaves it to the pipeline.
+    documents; None leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record
+    where packing asks for homogeneous ones.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Dataset:
     fmt: str | None = None
     text_field: str | None = None
     table: pa.Table | None = field(default=None, repr=False, compare=False)
+    group: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
@@ -47,10 +49,18 @@ class Dataset:
             format_named(self.fmt)
         if self.text_field is not None and (not isinstance(self.text_field, str) or not self.text_field):
             raise RecipeError(f"text_field of dataset '{self.name}' is {self.text_field!r}, but must name a column")
+        if self.group is not None and (not isinstance(self.group, str) or not self.group.strip()):
+            raise RecipeError(f"the group of dataset '{self.name}' is {self.group!r}, but must be a name or None")
 
     @classmethod
     def from_path(
-        cls, name: str, path: str | os.PathLike[str], fmt: str | None = None, text_field: str | None = None
+        cls,
+        name: str,
+        path: str | os.PathLike[str],
+        fmt: str | None = None,
+        text_field: str | None = None,
+        *,
+        group: str | None = None,
     ) -> "Dataset":
         """A file, a folder with all files below it, or a glob; ``file://`` URIs too.
 
@@ -61,10 +71,17 @@ class Dataset:
         """
         if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
             raise RecipeError(f"the path of dataset '{name}' is {path!r}, but must be a file, a folder or a glob")
-        return cls(name, os.fspath(path), fmt, text_field)
+        return cls(name, os.fspath(path), fmt, text_field, group=group)
 
     @classmethod
-    def from_dict(cls, name: str, columns: Mapping[str, Sequence[Any]], text_field: str | None = None) -> "Dataset":
+    def from_dict(
+        cls,
+        name: str,
+        columns: Mapping[str, Sequence[Any]],
+        text_field: str | None = None,
+        *,
+        group: str | None = None,
+    ) -> "Dataset":
         """Documents in memory, ``{"text": ["one", "two"]}``; all columns have the same length."""
         if isinstance(columns, Mapping):
             for column, values in columns.items():
@@ -77,14 +94,16 @@ class Dataset:
             raise DataError(
                 f"the columns of dataset '{name}' make no table ({reason}); give lists of equal length, one type each"
             ) from error
-        return cls.from_table(name, table, text_field)
+        return cls.from_table(name, table, text_field, group=group)
 
     @classmethod
-    def from_table(cls, name: str, table: pa.Table, text_field: str | None = None) -> "Dataset":
+    def from_table(
+        cls, name: str, table: pa.Table, text_field: str | None = None, *, group: str | None = None
+    ) -> "Dataset":
         """An Arrow table in memory."""
         if not isinstance(table, pa.Table):
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
-        return cls(name, None, None, text_field, table)
+        return cls(name, None, None, text_field, table, group)
 
     def open(
         self, columns: Sequence[str], *, size_column: str, cache: DecodeCache, index_dir: Path | None = None

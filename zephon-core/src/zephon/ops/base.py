@@ -22,7 +22,7 @@ import numpy as np
 from ..errors import PipelineError
 from ..records import Pointer, RecordBlock, TokenBlock
 
-__all__ = ["Job", "Ordered", "Orderer", "Packer", "check_workers"]
+__all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer", "check_workers"]
 
 MAX_WORKERS = 1024
 
@@ -44,12 +44,39 @@ class Job:
     Attributes:
         run: makes the block.
         nbytes: about how many bytes it moves; small jobs are not worth handing over.
-        origins: int64[n, 3], for each of the n records to come, chunk, position and token of its first token.
+        origins: int64[n, 3], for each of the n records to come, chunk, position and token from which it and all that
+            follow can be made with nothing before it; -1 where there is no such place.
+        fresh: whether nothing was held when the first of these records was begun, so that the orderer ends its buffer
+            before it: then the lane can be entered there.
     """
 
     run: Callable[[], RecordBlock]
     nbytes: int
     origins: np.ndarray
+    fresh: bool = False
+
+
+@dataclass(slots=True)
+class PackCounts:
+    """What packers did.
+
+    Attributes:
+        records: records cut.
+        tokens: real tokens in them.
+        documents: documents taken that have tokens.
+        oversized: those of them that are longer than a record.
+        split: those of them that are in more than one record.
+        dropped: those of them that were kept out, being longer than a record.
+        dropped_tokens: tokens of the dropped ones.
+    """
+
+    records: int = 0
+    tokens: int = 0
+    documents: int = 0
+    oversized: int = 0
+    split: int = 0
+    dropped: int = 0
+    dropped_tokens: int = 0
 
 
 class Packer(Protocol):
@@ -57,12 +84,20 @@ class Packer(Protocol):
 
     records: int
     """Records cut so far."""
+    tokens_left_out: int
+    """Tokens that did not fill a last record."""
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take the next documents."""
 
+    def flush(self) -> list[Job]:
+        """A window ends: give out what must not go over its end."""
+
     def carry(self) -> Pointer | None:
-        """The first token not yet in a record, or None where there is none: all a window hands to the next."""
+        """The first token not yet in a record, or None where there is none: all a window hands to the next.
+
+        Asked after `flush`.
+        """
 
     def finish(self) -> list[Job]:
         """No document will follow."""
@@ -90,8 +125,8 @@ class Ordered:
 class Orderer(Protocol):
     """Accumulator that puts records into their final order."""
 
-    def push(self, block: RecordBlock, origins: np.ndarray) -> list[Ordered]:
-        """Take the next records and their origins, int64[n, 3]."""
+    def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
+        """Take the next records and their origins, int64[n, 3], as in `Job`; where `fresh`, a buffer begins there."""
 
     def flush(self) -> list[Ordered]:
         """The window ends: give out everything and start the next one empty."""

@@ -3,47 +3,145 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from ..errors import PipelineError
 from ..records import Pointer, RecordBlock, TokenBlock
-from .base import Job, check_workers
+from .base import Job, PackCounts, check_workers
+from .parts import Part, fill_columns
 
-__all__ = ["PACK_ALGORITHMS", "PackFlat", "WrapPacker"]
+__all__ = ["PACK_ALGORITHMS", "PackFlat", "PackSequences", "WrapPacker"]
 
-PACK_ALGORITHMS = ("wrap",)
+PACK_ALGORITHMS = ("wrap", "first_fit", "best_fit", "best_fit_wrap")
+SEQUENCE_ALGORITHMS = ("first_fit", "best_fit")
+HOMOGENEITIES = ("none", "group", "full")
+OVERSIZED = ("split", "drop")
+MAX_BINS = 65536
 
 
 @dataclass(frozen=True, slots=True)
 class PackFlat:
-    """Cut the concatenated documents of a lane into records of `max_length + 1` tokens.
+    """Put the documents of a lane end to end in records of `max_length + 1` tokens, and note where each starts.
 
-    The extra token is the label of the last input, so a record trains `max_length` positions. With "wrap" a record
-    starts with the token after the last one of the record before: every token is in exactly one record, a document may
-    go on in the next record, and no place is padded.
+    The extra token is the label of the last input, so a record trains `max_length` positions. Documents stand in a
+    record in the order of the lane.
+
+    "wrap"
+        A record starts with the token after the last one of the record before: every token is in exactly one record, a
+        document may go on in the next record, and no place is padded.
+    "first_fit", "best_fit"
+        A document that fits a record is never cut: it goes into the bin opened first, or the fullest one, of those that
+        have room; what stays free is padded. See `zephon.ops.bins`.
+    "best_fit_wrap"
+        As "best_fit", but rather than being padded a bin is filled up with the head of the next document.
 
     Attributes:
         max_length: the sequence length that the model sees, in tokens.
-        algorithm: "wrap".
+        algorithm: one of the above.
         parallelism: worker threads that assemble records, or None for the default.
+        num_bins: records that each lane has in the making; "wrap" has no bins.
+        max_documents_per_record: most documents, or parts of them, in a record; None is no limit.
+        homogeneity: "full": a record holds documents of one dataset; "group": of datasets of one group; "none": of any.
+        oversized: what becomes of documents longer than a record: "split" or "drop" (left out, and counted).
     """
+
+    name: ClassVar[str] = "pack_flat"
+    algorithms: ClassVar[tuple[str, ...]] = PACK_ALGORITHMS
 
     max_length: int
     algorithm: str = "wrap"
     parallelism: int | None = None
+    num_bins: int = 64
+    max_documents_per_record: int | None = None
+    homogeneity: str = "none"
+    oversized: str = "split"
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_length, bool) or not isinstance(self.max_length, int) or self.max_length < 1:
-            raise PipelineError(f"pack_flat max_length is {self.max_length!r}; a whole number of at least 1 is needed.")
-        check_workers("pack_flat", self.parallelism)
-        if self.algorithm not in PACK_ALGORITHMS:
-            raise PipelineError(f"pack_flat algorithm is {self.algorithm!r}; this version has {list(PACK_ALGORITHMS)}.")
+        name = self.name
+        for what, value, most in (
+            ("max_length", self.max_length, None),
+            ("num_bins", self.num_bins, MAX_BINS),
+            ("max_documents_per_record", self.max_documents_per_record, None),
+        ):
+            if what == "max_documents_per_record" and value is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
+                bounds = f"of at least 1{', or None,' if most is None and what != 'max_length' else ''}"
+                raise PipelineError(
+                    f"{name} {what} is {value!r}; a whole number {f'from 1 to {most}' if most else bounds} is needed."
+                )
+        check_workers(name, self.parallelism)
+        for what, text, known in (
+            ("algorithm", self.algorithm, self.algorithms),
+            ("homogeneity", self.homogeneity, HOMOGENEITIES),
+            ("oversized", self.oversized, OVERSIZED),
+        ):
+            if text not in known:
+                raise PipelineError(f"{name} {what} is {text!r}; it can be {', '.join(map(repr, known))}.")
+        if self.algorithm == "wrap":
+            for what, differs in (
+                ("max_documents_per_record", self.max_documents_per_record is not None),
+                ("homogeneity", self.homogeneity != "none"),
+                ("oversized", self.oversized != "split"),
+            ):
+                if differs:
+                    raise PipelineError(
+                        f'{name} {what} is {getattr(self, what)!r}, but algorithm "wrap" fills every record with '
+                        'whatever comes next; take "best_fit_wrap", "best_fit" or "first_fit" with it.'
+                    )
 
     @property
     def record_length(self) -> int:
         """Tokens per record."""
         return self.max_length + 1
+
+    @property
+    def has_bins(self) -> bool:
+        """Whether records are made side by side, and not one after the other."""
+        return self.algorithm != "wrap"
+
+    def described(self) -> str:
+        """Everything that decides the data besides `max_length`, in a few words."""
+        if not self.has_bins:
+            return self.algorithm
+        return (
+            f"{self.algorithm} num_bins={self.num_bins} max_documents_per_record={self.max_documents_per_record} "
+            f"homogeneity={self.homogeneity} oversized={self.oversized}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PackSequences(PackFlat):
+    """Put whole sequences (conversations, samples) side by side in padded records; never cut one.
+
+    As `PackFlat` with "first_fit" or "best_fit", but a sequence that is longer than a record is always left out and
+    counted, since half of a conversation is not a shorter one. One sequence per record is `max_documents_per_record=1`.
+    """
+
+    name: ClassVar[str] = "pack_sequences"
+    algorithms: ClassVar[tuple[str, ...]] = SEQUENCE_ALGORITHMS
+
+    algorithm: str = "best_fit"
+    oversized: str = "drop"
+
+    def __post_init__(self) -> None:
+        if self.algorithm in PACK_ALGORITHMS and self.algorithm not in self.algorithms:
+            raise PipelineError(
+                f"pack_sequences algorithm is {self.algorithm!r}, which cuts sequences to fill records; it can be "
+                f"{', '.join(map(repr, self.algorithms))}, or use pack_flat."
+            )
+        PackFlat.__post_init__(self)
+        if self.oversized != "drop":
+            raise PipelineError(
+                f"pack_sequences oversized is {self.oversized!r}, but sequences are never cut, so it can only be "
+                "'drop'; shorten long ones with tokenize(max_length=...), or use pack_flat."
+            )
+
+    def described(self) -> str:
+        """Everything that decides the data besides `max_length`, in a few words."""
+        return f"sequences {PackFlat.described(self)}"
 
 
 class WrapPacker:
@@ -55,15 +153,24 @@ class WrapPacker:
         record_length: tokens per record.
         pad_token: fills up the last record of a run that ends, or None to leave incomplete records out.
         skip: tokens at the head of the first document that earlier records have used.
+        counts: where to count.
     """
 
-    def __init__(self, record_length: int, *, pad_token: int | None = None, skip: int = 0) -> None:
+    def __init__(
+        self,
+        record_length: int,
+        *,
+        pad_token: int | None = None,
+        skip: int = 0,
+        counts: PackCounts | None = None,
+    ) -> None:
         self.records = 0
+        self._counts = PackCounts() if counts is None else counts
         self.tokens_left_out = 0
         self._length = record_length
         self._pad_token = pad_token
         self._skip = skip
-        self._parts: list[np.ndarray] = []  # tokens held, in order
+        self._parts: list[Part] = []  # tokens held, in order
         self._held = 0
         self._start = np.empty(0, dtype=np.int64)  # where each held document begins among the held tokens
         self._dataset = np.empty(0, dtype=np.int32)
@@ -74,25 +181,48 @@ class WrapPacker:
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take documents; gives a job for the records that are now complete."""
-        tokens, offsets = block.tokens, block.offsets
-        begins, ends = offsets[:-1], offsets[1:]
+        part = Part(block.tokens, block.loss, block.positions)
+        begins, ends = block.offsets[:-1], block.offsets[1:]
         first_token = np.zeros(len(begins), dtype=np.int64)
         if self._skip and len(begins):
             first_token[0] = self._skip
-            tokens, begins, ends = tokens[self._skip :], begins - self._skip, ends - self._skip
+            part, begins, ends = part.slice(self._skip, len(part)), begins - self._skip, ends - self._skip
             begins[0] = 0
             self._skip = 0
         filled = ends > begins
+        self._counts.documents += int(filled.sum())
+        self._counts.oversized += int((ends - begins > self._length).sum())
         self._start = np.concatenate([self._start, self._held + begins[filled]])
         self._dataset = np.concatenate([self._dataset, block.dataset[filled]])
         self._row = np.concatenate([self._row, block.row[filled]])
         self._token = np.concatenate([self._token, first_token[filled]])
         self._chunk = np.concatenate([self._chunk, np.full(int(filled.sum()), block.chunk, dtype=np.int64)])
         self._position = np.concatenate([self._position, block.position[filled]])
-        self._parts.append(tokens)
-        self._held += len(tokens)
+        self._parts.append(part)
+        self._held += len(part)
         count = self._held // self._length
         return [self._cut(count)] if count else []
+
+    @property
+    def held(self) -> int:
+        """Tokens not yet in a record."""
+        return self._held
+
+    def absorb(self, other: WrapPacker) -> list[Job]:
+        """Take over the tokens that another packer holds; gives a job for a record that is now complete."""
+        if not other._held:
+            return []
+        self._start = np.concatenate([self._start, self._held + other._start])
+        for name in ("_dataset", "_row", "_token", "_chunk", "_position"):
+            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
+        self._parts.append(Part.concat(other._parts))
+        self._held += other._held
+        other._keep_from(other._held)
+        return [self._cut(1)] if self._held >= self._length else []
+
+    def flush(self) -> list[Job]:
+        """Nothing: the carry goes over the end of a window."""
+        return []
 
     def carry(self) -> Pointer | None:
         """Where the first held token lies in the lane."""
@@ -108,18 +238,11 @@ class WrapPacker:
             self.tokens_left_out += self._held
             return []
         real = self._held
-        self._parts.append(np.full(self._length - real, self._pad_token, dtype=np.uint32))
-        job = self._cut(1)
+        self._parts.append(Part(np.full(self._length - real, self._pad_token, dtype=np.uint32)))
+        return [self._cut(1, real)]
 
-        def run() -> RecordBlock:
-            block = job.run()
-            block.lengths[:] = real
-            return block
-
-        return [Job(run, job.nbytes, job.origins)]
-
-    def _cut(self, count: int) -> Job:
-        """A job for the first `count` records of what is held; keeps the rest."""
+    def _cut(self, count: int, real: int | None = None) -> Job:
+        """A job for the first `count` records of what is held, with `real` real tokens each; keeps the rest."""
         length, total = self._length, count * self._length
         # A span begins wherever a document or a record does.
         inside = self._start < total
@@ -127,7 +250,7 @@ class WrapPacker:
         owner = np.searchsorted(self._start, span, side="right") - 1
         block = RecordBlock(
             tokens=np.empty((0, length), dtype=np.uint32),
-            lengths=np.full(count, length, dtype=np.int32),
+            lengths=np.full(count, length if real is None else real, dtype=np.int32),
             span_offsets=np.searchsorted(span, np.arange(count + 1, dtype=np.int64) * length),
             span_start=(span % length).astype(np.int32),
             span_dataset=self._dataset[owner],
@@ -139,13 +262,17 @@ class WrapPacker:
             [self._chunk[owner[firsts]], self._position[owner[firsts]], block.span_token[firsts]], axis=1
         )
         parts = self._parts
+        counts = self._counts
+        counts.records += count
+        counts.tokens += int(block.lengths.sum())
+        # Documents of which an earlier record holds the head were counted with it.
+        first, last = self._start[inside], np.append(self._start[1:], self._held)[inside] - 1
+        counts.split += int(((first // length != last // length) & (self._token[inside] == 0)).sum())
         self._keep_from(total)
         self.records += count
 
         def run() -> RecordBlock:
-            flat = parts[0] if len(parts) == 1 else np.concatenate(parts)
-            block.tokens = flat[:total].reshape(count, length)
-            return block
+            return fill_columns(block, Part.concat(parts).slice(0, total))
 
         return Job(run, total * 4, origins)
 
@@ -153,7 +280,7 @@ class WrapPacker:
         """Hold only the tokens from place `cut` on; they all lie in the last part."""
         left = max(0, self._held - cut)
         # A copy, so that a few tokens do not keep a whole block alive.
-        self._parts = [self._parts[-1][len(self._parts[-1]) - left :].copy()] if left else []
+        self._parts = [self._parts[-1].slice(len(self._parts[-1]) - left, len(self._parts[-1])).copy()] if left else []
         self._held = left
         first = int(np.searchsorted(self._start, cut, side="right")) - 1 if left else len(self._start)
         begun = max(0, cut - int(self._start[first])) if left else 0

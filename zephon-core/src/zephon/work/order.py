@@ -76,7 +76,9 @@ def segment_starts(catalog: Catalog, lanes: int) -> np.ndarray:
     if catalog.sequential:
         first_group = np.flatnonzero(np.diff(catalog.group_shard, prepend=-1))
         starts = np.append(starts[first_group], catalog.rows)
-    starts = np.unique(starts).astype(np.int64)
+    starts = np.asarray(starts, dtype=np.int64)
+    if not (np.diff(starts) > 0).all():
+        starts = np.unique(starts)
     if catalog.bytes > SMALL_DATASET_BYTES:
         return starts
     rows = max(1, catalog.rows // max(_SMALL_SEGMENTS, _SMALL_SEGMENTS_PER_LANE * lanes))
@@ -140,9 +142,9 @@ class DatasetOrder:
         self._epochs = _Kept(max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments))))
         self._blocks = _Kept(_BLOCKS_KEPT_PER_LANE * lanes)
 
-    def rows_of_lane(self, lane: int) -> int:
-        """Rows that `lane` reads in the first epoch (in all, where nothing is repeated)."""
-        return (lane + 1) * self.rows_total // self._lanes - lane * self.rows_total // self._lanes
+    def rows_of_lane(self, lane: int, passes: int = 1) -> int:
+        """Rows that `lane` reads in the first `passes` epochs."""
+        return (lane + passes) * self.rows_total // self._lanes - lane * self.rows_total // self._lanes
 
     def rows(self, lane: int, start: int, stop: int) -> np.ndarray:
         """Row numbers int64[stop - start] at lane positions `start` to `stop`."""
@@ -189,37 +191,55 @@ class DatasetOrder:
             return feistel(self._epoch_key(epoch), self.rows_total, np.arange(low + start, low + stop, dtype=np.int64))
         size = self._block_rows
         if not size:
-            return self._segment_rows(epoch, np.arange(low + start, low + stop, dtype=np.int64))
-        parts = []
-        for block in range(start // size, (stop - 1) // size + 1):
-            base = block * size
-            rows = self._block(lane, epoch, block, low + base, min(low + base + size, high))
-            parts.append(rows[max(start - base, 0) : stop - base])
+            return self._run_of_rows(epoch, low + start, low + stop)
+        first, last = start // size, (stop - 1) // size
+        parts = [self._edge(lane, epoch, first, low, high)[start - first * size : stop - first * size]]
+        if last > first + 1:
+            parts.append(self._whole_blocks(epoch, low + (first + 1) * size, last - first - 1))
+        if last > first:
+            parts.append(self._edge(lane, epoch, last, low, high)[: stop - last * size])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _block(self, lane: int, epoch: int, block: int, low: int, high: int) -> np.ndarray:
-        """The shuffled rows of one block, covering virtual positions [low, high)."""
+    def _edge(self, lane: int, epoch: int, block: int, low: int, high: int) -> np.ndarray:
+        """The shuffled rows of one block of the range [low, high); kept, since the next chunk goes on in it."""
+        begin = low + block * self._block_rows
+        end = min(begin + self._block_rows, high)
 
         def make() -> np.ndarray:
-            order = shuffled_indices(mix_key(self._epoch_key(epoch), 1, low), high - low)
-            return self._segment_rows(epoch, low + order)
+            order = shuffled_indices(mix_key(self._epoch_key(epoch), 1, begin), end - begin)
+            return self._run_of_rows(epoch, begin, end)[order]
 
         return self._blocks.get((lane, epoch, block), make)
 
-    def _segment_rows(self, epoch: int, virtual: np.ndarray) -> np.ndarray:
-        """Rows at virtual positions int64[m] of an epoch."""
+    def _whole_blocks(self, epoch: int, begin: int, count: int) -> np.ndarray:
+        """The shuffled rows of `count` full blocks from virtual position `begin` on, as `_edge` would give them."""
+        size = self._block_rows
+        key = mix_key(self._epoch_key(epoch), 1)
+        keys = np.array([mix_key(key, begin + nth * size) for nth in range(count)], dtype=np.uint64)
+        hashes = hash64(keys[:, None], np.broadcast_to(np.arange(size, dtype=np.uint64), (count, size)))
+        rows = self._run_of_rows(epoch, begin, begin + count * size).reshape(count, size)
+        return np.take_along_axis(rows, np.argsort(hashes, axis=1), axis=1).reshape(-1)
+
+    def _run_of_rows(self, epoch: int, begin: int, end: int) -> np.ndarray:
+        """Rows at the virtual positions from `begin` to `end` of an epoch."""
         if not self._options.shuffle_shards:
-            return virtual
+            return np.arange(begin, end, dtype=np.int64)
+        first_rows, ends = self._segments_of(epoch)
+        low, high = np.searchsorted(ends, [begin, end - 1], side="right").tolist()
+        starts = np.concatenate([[begin], ends[low:high]])  # the parts of the run, one per segment that it touches
+        counts = np.diff(starts, append=end)
+        from_row = first_rows[low : high + 1].copy()
+        from_row[0] += begin - (ends[low - 1] if low else 0)
+        return np.repeat(from_row - starts, counts) + np.arange(begin, end, dtype=np.int64)
+
+    def _segments_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """First rows and ends of the segments int64[n_segments] in the order of an epoch, ends in virtual positions."""
 
         def make() -> tuple[np.ndarray, np.ndarray]:
             order = shuffled_indices(mix_key(self._epoch_key(epoch), 2), len(self._segments) - 1)
-            ends = np.cumsum(np.diff(self._segments)[order])
-            return self._segments[order], ends
+            return self._segments[order], np.cumsum(np.diff(self._segments)[order])
 
-        first_rows, ends = self._epochs.get((epoch if self._options.reshuffle else 0,), make)
-        place = np.searchsorted(ends, virtual, side="right")
-        begins = np.where(place > 0, ends[place - 1], 0)
-        return first_rows[place] + virtual - begins
+        return self._epochs.get((epoch if self._options.reshuffle else 0,), make)
 
     def _epoch_key(self, epoch: int) -> int:
         return mix_key(self._key, epoch if self._options.reshuffle else 0)

@@ -31,7 +31,7 @@ class TokenEstimation:
         sample_bytes: text to tokenize per dataset, in bytes.
     """
 
-    sample_bytes: int = 4 << 20
+    sample_bytes: int = 16 << 20
 
     def __post_init__(self) -> None:
         if isinstance(self.sample_bytes, bool) or not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:

@@ -1,0 +1,203 @@
+"""Taking over: a run that goes on with other sources loses no row of those that stay, and repeats none."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import step_digests
+
+from zephon import CheckpointError, Pipeline, RecipeError
+from zephon.io import Dataset
+from zephon.topology import divisors
+from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
+
+few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+def dataset(name, rows):
+    texts = [f"{name} {i} " + "word " * (i * 7 % 23) if i % 9 else None for i in range(rows)]
+    return Dataset.from_dict(name, {"text": [*texts, f"{name} last"]})
+
+
+@st.composite
+def takeovers(draw):
+    """A chain of sources, each of which continues the one before: some leave, some come, weights change."""
+    seed = draw(st.integers(0, 99))
+    stock = {name: dataset(name, draw(st.integers(1, 120))) for name in "abcde"}
+    estimation = draw(st.sampled_from([None, TokenEstimation(1000)]))
+    chain, names = [], draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=3, unique=True))
+    for nth in range(draw(st.integers(2, 3))):
+        if nth:
+            names = draw(st.lists(st.sampled_from("abcde"), min_size=1, max_size=4, unique=True))
+        given = {
+            "datasets": [stock[name] for name in names],
+            "token_estimation": estimation,
+            "seed": seed,
+            "chunk_size": draw(st.integers(1, 60)),
+            "continues": chain[-1] if chain else None,
+        }
+        if draw(st.booleans()):
+            stages = [
+                Stage({name: draw(st.floats(0.1, 9)) for name in names}),
+                Stage(
+                    {name: draw(st.floats(0.1, 9)) for name in names},
+                    start_tokens=500,
+                    change="linear",
+                    end_tokens=2000,
+                ),
+            ]
+            chain.append(ScheduledMixtureWorkSource(**given, schedule=stages))
+        else:
+            chain.append(StaticMixtureWorkSource(**given, mixture={name: draw(st.floats(0.1, 9)) for name in names}))
+    return chain
+
+
+@st.composite
+def shapes(draw):
+    lanes = draw(st.sampled_from([1, 2, 4, 6]))
+    return {
+        "lanes": lanes,
+        "global_batch": lanes * draw(st.integers(1, 3)),
+        "seq_len": draw(st.integers(3, 50)),
+        "window": draw(st.integers(1, 3)),
+        "buffer": draw(st.sampled_from([None, 1, 7, 64])),
+        "algorithm": draw(st.sampled_from(["wrap", "ensure_mixture", "best_fit"])),
+    }
+
+
+def build_all(source, shape, tokenizer, groups=1, microbatch=1):
+    made = []
+    for group in range(groups):
+        pipeline = (
+            Pipeline(source)
+            .options(
+                runner="inline",
+                canonical_replicas=shape["lanes"],
+                global_batch=shape["global_batch"],
+                flush_every_k_chunks=shape["window"],
+                dp_degree=groups,
+                dp_group_id=group,
+            )
+            .tokenize(tokenizer)
+        )
+        ensure = shape["algorithm"] == "ensure_mixture"
+        pipeline = pipeline.ensure_mixture() if ensure else pipeline
+        pipeline = pipeline.pack_flat(shape["seq_len"], "wrap" if ensure else shape["algorithm"])
+        if shape["buffer"]:
+            pipeline = pipeline.shuffle(shape["buffer"], seed=3)
+        made.append(pipeline.batch(microbatch))
+    return made
+
+
+def run(pipelines, steps, shape):
+    """The digests of some steps, and the states after them."""
+    digests = step_digests(pipelines, steps, shape["global_batch"])
+    return digests, [json.loads(json.dumps(p.checkpoint())) for p in pipelines]
+
+
+@few
+@given(takeovers(), shapes(), st.data())
+def test_a_run_taken_over_does_not_depend_on_topology_and_resumes_anywhere(tiny_tokenizer, chain, shape, data):
+    steps = [data.draw(st.integers(0, 6)) for _ in chain]
+    more = data.draw(st.integers(1, 6))
+
+    def whole(topologies):
+        made, states = [], None
+        for source, count in zip(chain, steps, strict=True):
+            pipelines = build_all(source, shape, tiny_tokenizer, next(topologies))
+            for pipeline in pipelines if states else ():
+                pipeline.restore(states)
+            if count == 0 and states is None:
+                states = [p.checkpoint() for p in pipelines]
+                continue
+            digests, states = run(pipelines, count, shape) if count else ([], [p.checkpoint() for p in pipelines])
+            made += digests
+            for pipeline in data.draw(st.sampled_from([pipelines, []])):
+                next(iter(pipeline))
+            # A second resume of the same source, so that a state of the taken over run is restored too.
+            pipelines = build_all(source, shape, tiny_tokenizer, next(topologies))
+            for pipeline in pipelines:
+                pipeline.restore(states)
+            digests, states = run(pipelines, more, shape)
+            made += digests
+        return made
+
+    alone = whole(itertools.repeat(1))
+    spread = whole(iter(lambda: data.draw(st.sampled_from(divisors(shape["lanes"]))), None))
+    assert alone == spread
+
+
+@few
+@given(takeovers(), shapes(), st.data())
+def test_sources_that_stay_lose_no_row_and_repeat_none(tiny_tokenizer, chain, shape, data):
+    """With wrap every token of a lane comes out in order of the curriculum, so rows can be counted from the curriculum:
+    those of each lane and dataset, over all takeovers, are the positions 0, 1, 2, ... of its order without gap."""
+    states = None
+    for source in chain:
+        (pipeline,) = build_all(source, shape, tiny_tokenizer)
+        if states:
+            pipeline.restore(states)
+        _, states = run([pipeline], data.draw(st.integers(1, 5)), shape)
+    made = pipeline._compile()
+    curriculum, orders = made.plan.curriculum, source.orders(made.datasets, shape["lanes"])
+    for lane in range(shape["lanes"]):
+        rows = [[] for _ in orders]
+        for index in range(data.draw(st.integers(1, 40))):
+            assert curriculum.rows_before(lane, index) == [len(each) for each in rows]
+            chunk = curriculum.chunk(lane, index)
+            for d, row in zip(chunk.dataset.tolist(), chunk.row.tolist(), strict=True):
+                rows[d].append(row)
+        for order, got in zip(orders, rows, strict=True):
+            assert got == order.rows(lane, 0, len(got)).tolist()
+
+
+def test_a_new_mixture_holds_at_once(tiny_tokenizer):
+    old = StaticMixtureWorkSource([dataset("a", 900), dataset("b", 900)], mixture={"a": 1, "b": 1}, seed=1)
+    new = StaticMixtureWorkSource(
+        [dataset("b", 900), dataset("c", 900)], mixture={"b": 1, "c": 3}, continues=old, seed=1
+    )
+    shape = {"lanes": 4, "global_batch": 8, "seq_len": 16, "window": 1, "buffer": 16, "algorithm": "wrap"}
+    (pipeline,) = build_all(old, shape, tiny_tokenizer, microbatch=8)
+    _, states = run([pipeline], 10, shape)
+    (pipeline,) = build_all(new, shape, tiny_tokenizer, microbatch=8)
+    pipeline.restore(states)
+    assert pipeline.mixture()["a"].target == 0
+    stream = iter(pipeline)
+    names = [set(next(stream).provenance().column("dataset").to_pylist()) for _ in range(40)]
+    assert any("a" in each for each in names[:3])  # the buffer that was in use
+    assert all("a" not in each for each in names[4:])
+    assert set().union(*names) == {"a", "b", "c"}
+
+
+def test_without_a_state_a_run_that_takes_over_says_what_it_needs(tiny_tokenizer):
+    old = StaticMixtureWorkSource([dataset("a", 5)])
+    new = StaticMixtureWorkSource([dataset("b", 5)], continues=old)
+    shape = {"lanes": 1, "global_batch": 1, "seq_len": 8, "window": 1, "buffer": None, "algorithm": "wrap"}
+    (pipeline,) = build_all(new, shape, tiny_tokenizer)
+    with pytest.raises(CheckpointError, match="restore a state of the earlier run"):
+        next(iter(pipeline))
+    with pytest.raises(CheckpointError, match="restore a state of the earlier run"):
+        build_all(new, shape, tiny_tokenizer)[0].checkpoint()
+
+
+def test_a_state_of_another_run_cannot_be_taken_over(tiny_tokenizer):
+    shape = {"lanes": 1, "global_batch": 1, "seq_len": 8, "window": 1, "buffer": None, "algorithm": "wrap"}
+    other = StaticMixtureWorkSource([dataset("a", 6)])
+    old = StaticMixtureWorkSource([dataset("a", 5)])
+    (pipeline,) = build_all(other, shape, tiny_tokenizer)
+    _, states = run([pipeline], 3, shape)
+    (pipeline,) = build_all(StaticMixtureWorkSource([dataset("b", 5)], continues=old), shape, tiny_tokenizer)
+    with pytest.raises(CheckpointError, match="dataset a"):
+        pipeline.restore(states)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [({"seed": 2}, "a run keeps its seed"), ({"shuffle_block_size": "none"}, "keeps its order")],
+)
+def test_what_would_lose_the_place_in_a_source_is_refused(changes, words):
+    old = StaticMixtureWorkSource([dataset("a", 5)], seed=1)
+    with pytest.raises(RecipeError, match=words):
+        StaticMixtureWorkSource([dataset("a", 5)], **{"seed": 1, **changes}, continues=old)

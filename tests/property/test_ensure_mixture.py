@@ -1,0 +1,155 @@
+"""Holding the mixture locally: the same promises as without, records of one dataset, and shares over any stretch."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support import step_digests
+
+from zephon import Pipeline, PipelineError
+from zephon.io import Dataset
+from zephon.ops import Turns
+from zephon.topology import divisors
+from zephon.work import StaticMixtureWorkSource
+
+few = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+
+
+@st.composite
+def sources(draw, *, repeat=True):
+    """Datasets whose documents differ much in length."""
+    chance = random.Random(draw(st.integers(0, 99)))
+    datasets, count = [], draw(st.integers(1, 4))
+    for d in range(count):
+        longest = draw(st.sampled_from([3, 30, 900]))
+        rows = [f"d{d} {i} " + "word " * chance.randrange(longest) for i in range(draw(st.integers(1, 600)))]
+        datasets.append(Dataset.from_dict(f"d{d}", {"text": [*rows, None, " "]}))
+    return StaticMixtureWorkSource(
+        datasets=datasets,
+        mixture={f"d{d}": draw(st.floats(0.1, 10)) for d in range(count)},
+        seed=draw(st.integers(0, 1000)),
+        chunk_size=draw(st.integers(20, 700)),
+        repeat=repeat,
+    )
+
+
+@st.composite
+def shapes(draw):
+    lanes = draw(st.sampled_from([1, 2, 3, 4, 8]))
+    return {
+        "lanes": lanes,
+        "batch": lanes * draw(st.integers(1, 3)),
+        "seq_len": draw(st.integers(1, 60)),
+        "window": draw(st.integers(1, 3)),
+        "buffer": draw(st.sampled_from([None, 7, 64])),
+        "held": draw(st.sampled_from([1, 16384])),
+    }
+
+
+def build(source, shape, tokenizer, *, groups=1, group=0, runner="inline", drop_last=True, **options):
+    pipeline = Pipeline(source).options(
+        runner=runner,
+        canonical_replicas=shape["lanes"],
+        global_batch=shape["batch"],
+        flush_every_k_chunks=shape["window"],
+        dp_degree=groups,
+        dp_group_id=group,
+        **options,
+    )
+    pipeline = pipeline.tokenize(tokenizer).ensure_mixture(shape["held"]).pack_flat(shape["seq_len"])
+    if shape["buffer"]:
+        pipeline = pipeline.shuffle(shape["buffer"], seed=3)
+    return pipeline.batch(1, drop_last=drop_last)
+
+
+@few
+@given(sources(), shapes(), st.data())
+def test_a_run_is_the_same_on_any_topology_and_runner_and_after_any_resume(tiny_tokenizer, source, shape, data):
+    steps = [data.draw(st.integers(1, 5)) for _ in range(3)]
+    wanted = step_digests([build(source, shape, tiny_tokenizer)], sum(steps), shape["batch"])
+    got, states = [], None
+    for count in steps:
+        groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
+        size = data.draw(st.sampled_from([None, 1, 3000]))
+        kind = data.draw(st.sampled_from(["inline", "threads"]))
+        pipelines = [
+            build(source, shape, tiny_tokenizer, groups=groups, group=g, runner=kind, prefetch_buffer_size=size)
+            for g in range(groups)
+        ]
+        for pipeline in pipelines if states else ():
+            pipeline.restore(states)
+        got += step_digests(pipelines, count, shape["batch"])
+        states = [json.loads(json.dumps(p.checkpoint())) for p in pipelines]
+        for pipeline in pipelines:
+            pipeline.close()
+    assert got == wanted
+
+
+@few
+@given(sources(repeat=False), shapes())
+def test_a_finite_run_uses_every_token_once_in_records_of_one_dataset_but_for_the_last_of_a_window(
+    tiny_tokenizer, source, shape
+):
+    covered, mixed = {}, 0
+    for batch in build(source, shape, tiny_tokenizer, drop_last=False):
+        lines = batch.provenance().to_pylist()
+        mixed += len({line["dataset"] for line in lines}) > 1
+        for line in lines:
+            covered.setdefault((line["dataset"], line["row"]), []).append((line["token_begin"], line["token_end"]))
+    for pieces in covered.values():
+        pieces.sort()
+        assert pieces[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
+    assert len(covered) == sum(dataset.table.num_rows - 2 for dataset in source.datasets)
+    made = build(source, shape, tiny_tokenizer)._compile().plan
+    windows = -(-made.curriculum.chunks // shape["window"]) * shape["lanes"]
+    assert mixed <= windows * len(source.datasets)
+
+
+@given(st.sampled_from([1, 2, 3, 5, 8, 16, 21, 34, 55, 64, 96]), st.lists(st.integers(1, 1000), min_size=1, max_size=5))
+def test_turns_are_spread_evenly_over_every_lane_and_over_all_lanes_from_any_record_on(lanes, weights):
+    turns = [Turns(lane, lanes) for lane in range(lanes)]
+    order = list(range(len(weights)))
+    got = np.array([[t.choose(n, weights, order) for t in turns] for n in range(2000 // lanes + 60)]).reshape(-1)
+    wanted = np.array(weights) / sum(weights)
+    for length in (60, 500):
+        for d in order:
+            sums = np.concatenate([[0], np.cumsum(got == d)])
+            assert np.abs(sums[length:] - sums[:-length] - length * wanted[d]).max() <= 6
+    for lane in range(lanes):
+        own = got[lane::lanes][:60]
+        assert all(abs((own == d).sum() - len(own) * wanted[d]) <= 4 for d in order)
+
+
+def test_shares_hold_over_every_stretch_where_documents_differ_in_length(tiny_tokenizer):
+    chance = random.Random(1)
+    short = ["word " * chance.randrange(4, 12) for _ in range(4000)]
+    long = ["more words " * chance.randrange(20, 60) for _ in range(800)]
+    source = StaticMixtureWorkSource(
+        [Dataset.from_dict("short", {"text": short}), Dataset.from_dict("long", {"text": long})],
+        mixture={"short": 0.3, "long": 0.7},
+    )
+    worst = {}
+    for ensure in (False, True):
+        pipeline = Pipeline(source).options(canonical_replicas=8, runner="inline").tokenize(tiny_tokenizer)
+        pipeline = (pipeline.ensure_mixture() if ensure else pipeline).pack_flat(31).shuffle(256).batch(64)
+        counts = []
+        for batch in itertools.islice(pipeline, 100):
+            block = batch.block
+            first = np.where(block.span_dataset == 0, block.span_lengths(), 0)
+            counts.append(np.add.reduceat(first, block.span_offsets[:-1]))
+        sums = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
+        worst[ensure] = np.abs((sums[1000:] - sums[:-1000]) / 32_000 - 0.3).max()
+    assert worst[True] < 0.01 < worst[False]
+
+
+def test_bins_cannot_be_combined_with_it(tiny_tokenizer):
+    source = StaticMixtureWorkSource([Dataset.from_dict("a", {"text": ["x"]})])
+    pipeline = Pipeline(source).tokenize(tiny_tokenizer).ensure_mixture().pack_flat(8, "best_fit").batch(1)
+    with pytest.raises(PipelineError, match="take one or the other"):
+        iter(pipeline)
+    with pytest.raises(PipelineError, match="buffer_size"):
+        pipeline.ensure_mixture(0)

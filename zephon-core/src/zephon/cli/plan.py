@@ -1,0 +1,132 @@
+"""`zephon plan`: how the mixture of a run goes, and how often each source is gone through."""
+
+from __future__ import annotations
+
+import sys
+from bisect import bisect_left
+from pathlib import Path
+
+from ..compiled import Compiled
+from ..errors import RecipeError
+from ..pipeline import Pipeline
+from ..recipe import DataRecipe
+from ..work import Curriculum
+from .console import make_console, print_table
+from .source import count, open_pipeline, percent
+
+__all__ = ["Forecast", "plan"]
+
+_COLUMNS = 60
+_BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_DIGITS = " 123456789"
+
+
+class Forecast:
+    """What a run is planned to read by some place.
+
+    Args:
+        compiled: a pipeline that continues no other.
+    """
+
+    def __init__(self, compiled: Compiled) -> None:
+        curriculum = compiled.plan.curriculum
+        assert isinstance(curriculum, Curriculum)
+        self._curriculum = curriculum
+        self._lanes = compiled.topology.lanes
+        self._ratios = list(compiled.tokens_per_row.values())
+        chunks = curriculum.chunks
+        self.tokens = None if chunks is None else int(self._tokens(chunks) * self._lanes)
+        """Planned tokens after which the data ends, or None."""
+
+    def rows(self, tokens: float) -> list[float]:
+        """Rows of each dataset by so many planned tokens, over all lanes."""
+        wanted, high = tokens / self._lanes, 1
+        chunks = self._curriculum.chunks
+        while self._tokens(high) < wanted and (chunks is None or high < chunks):
+            high *= 2
+        index = max(1, bisect_left(range(high + 1), wanted, key=self._tokens)) - 1
+        low, top = 0.0, 1.0
+        for _ in range(40):
+            middle = (low + top) / 2
+            low, top = (low, middle) if self._tokens(index, middle) >= wanted else (middle, top)
+        return [rows * self._lanes for rows in self._curriculum.rows_due(index, top)]
+
+    def shares(self, begin: float, end: float) -> list[float]:
+        """Share of each dataset in the planned tokens from `begin` to `end`."""
+        pairs = zip(self.rows(begin), self.rows(end), self._ratios, strict=True)
+        tokens = [(after - before) * ratio for before, after, ratio in pairs]
+        return [each / (sum(tokens) or 1.0) for each in tokens]
+
+    def _tokens(self, index: int, part: float = 0.0) -> float:
+        return sum(r * t for r, t in zip(self._curriculum.rows_due(index, part), self._ratios, strict=True))
+
+
+def plan(
+    recipe: Path,
+    *,
+    tokenizer: str,
+    seq_len: int,
+    global_batch: int,
+    tokens: str | None,
+    steps: int | None,
+    max_passes: float,
+    canonical_replicas: int | None,
+) -> None:
+    """Draw the mixture of a run of so many tokens or steps, and tell passes over each source."""
+    if (tokens is None) == (steps is None):
+        raise RecipeError("zephon plan needs the length of the run: pass either --tokens or --steps.")
+    read = DataRecipe.from_toml(recipe)
+    pipeline = open_pipeline(
+        read.replace(continue_from=None),
+        tokenizer=tokenizer,
+        seq_len=seq_len,
+        microbatch_size=1,
+        global_batch=global_batch,
+        canonical_replicas=canonical_replicas,
+    )
+    total = steps * global_batch * (seq_len + 1) if steps is not None else _tokens_of(tokens or "")
+    _report(pipeline, total, max_passes, taken_over=read.continue_from is not None)
+
+
+def _tokens_of(text: str) -> int:
+    from .._checks import Count, checked
+
+    number: int = checked(Count(), text, "tokens", "zephon plan")
+    if not number:
+        raise RecipeError("zephon plan is asked for a run of 0 tokens; a number above 0 is needed.")
+    return number
+
+
+def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bool) -> None:
+    compiled = pipeline.compiled
+    forecast, console = Forecast(compiled), make_console()
+    names = list(compiled.plan.dataset_names)
+    steps = total // compiled.tokens_per_step if compiled.tokens_per_step else 0
+    if forecast.tokens is not None and forecast.tokens < total:
+        console.print(f"the data ends after {count(forecast.tokens)} of the {count(total)} tokens")
+        total = forecast.tokens
+    console.print(f"{count(total)} planned tokens, {steps:,} steps" + ", from the takeover on" * taken_over)
+    marks = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _DIGITS
+    columns = [forecast.shares(total * k / _COLUMNS, total * (k + 1) / _COLUMNS) for k in range(_COLUMNS)]
+    width = max(map(len, names))
+    for d, name in enumerate(names):
+        shares = [column[d] for column in columns]
+        line = "".join(_mark(share, marks) for share in shares)
+        console.print(f"{name:{width}} |{line}| {percent(shares[0])} to {percent(shares[-1])}")
+    rows = forecast.rows(total)
+    over = []
+    lines = []
+    for name, dataset, read in zip(names, compiled.datasets, rows, strict=True):
+        passes = read / dataset.catalog.rows
+        made = read * compiled.tokens_per_row[name]
+        lines.append([name, percent(made / total), count(made), f"{round(read):,}", f"{passes:.2f}"])
+        if passes > max_passes:
+            over.append(f"{name} is gone through {passes:.1f} times")
+    print_table(console, ["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
+    for each in over:
+        console.print(f"warning: {each}, more than {max_passes:g} (--max-passes)")
+
+
+def _mark(share: float, marks: str) -> str:
+    """A sign as high as a share; anything above nothing can be seen."""
+    return marks[0] if share <= 0 else marks[max(1, min(len(marks) - 1, round(share * (len(marks) - 1))))]

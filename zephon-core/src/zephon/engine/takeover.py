@@ -1,0 +1,47 @@
+"""Where a run can be taken over by another one: as soon after the records used as each lane can be entered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..state import LaneStart
+from .lane import LaneStream, Totals
+from .plan import Plan
+from .runners import make_runner
+
+__all__ = ["cuts_of"]
+
+
+def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[int, tuple[int, int]]:
+    """By lane: a chunk, and how many of its rows all that follows needs nothing of.
+
+    Args:
+        plan: of the run that is to be taken over.
+        starts: where the owned lanes begin.
+        cursor: records of this group that have been used.
+    """
+    totals = Totals(len(plan.dataset_names))
+    runner = make_runner("inline", tokenize=1)
+    cuts = {}
+    for number, start in starts.items():
+        lane = LaneStream(plan, number, start, 0, runner, totals, 0)
+        used = plan.topology.rounds_of_lane(cursor, number)
+        while lane.starts[-1].records_before < used and not lane.ended:
+            lane.advance(wait=True)
+            if lane.ready:
+                lane.take(lane.ready)
+        found = next((each for each in lane.starts if each.records_before >= used), None)
+        if found is None:  # the lane ends before it can be entered again
+            chunks = plan.curriculum.chunks_of(number)
+            assert chunks is not None
+            cuts[number] = chunks, 0
+        elif found.window and not found.buffer:
+            # A window begins: all rows before it have been packed, except for what it is handed over.
+            last = found.window * plan.window_chunks - 1
+            chunk = plan.curriculum.chunk(number, last)
+            assert chunk is not None
+            cuts[number] = last, len(chunk)
+        else:
+            cuts[number] = found.chunk, found.position + (found.token > 0)
+    runner.close()
+    return cuts

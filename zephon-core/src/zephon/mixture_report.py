@@ -1,0 +1,75 @@
+"""What every dataset was to give and has given."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .compiled import Compiled
+from .engine import Totals
+
+__all__ = ["Mixture", "mixture_line", "mixture_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """What one dataset was to give and has given, in this process since its stream was last begun.
+
+    Attributes:
+        target: wanted share of tokens; under a schedule, of those made so far.
+        achieved: share of the tokens made so far; 0 before the first.
+        tokens: tokens made, those ahead of the consumer included.
+        rows: rows read.
+        skipped: rows that were null, empty or only white space.
+        window: share of the tokens of each lane's last whole window; as `achieved` before the first has ended.
+        window_tokens: tokens of those windows; 0 before the first has ended.
+    """
+
+    target: float
+    achieved: float
+    tokens: int
+    rows: int
+    skipped: int
+    window: float = 0.0
+    window_tokens: int = 0
+
+
+def mixture_of(compiled: Compiled, totals: Totals, begun: int) -> dict[str, Mixture]:
+    """Targets and what was achieved by dataset name.
+
+    Args:
+        compiled: the pipeline.
+        totals: counts of this group.
+        begun: records of this group that were used before.
+    """
+    made = int(totals.tokens.sum())
+    # A group has its share of every round, so what all groups have had is so many times as much.
+    start = begun * compiled.topology.dp_degree * compiled.operators.pack.record_length
+    end = start + made * compiled.topology.dp_degree
+    shares = compiled.source.shares_between(start, end, compiled.tokens_per_step)
+    window = sum(list(totals.windows.values()), np.zeros_like(totals.tokens))
+    whole = int(window.sum())
+    mixture = {}
+    for d, name in enumerate(compiled.plan.dataset_names):
+        tokens = int(totals.tokens[d])
+        achieved = tokens / made if made else 0.0
+        last = int(window[d])
+        mixture[name] = Mixture(
+            target=shares[name],
+            achieved=achieved,
+            tokens=tokens,
+            rows=int(totals.rows[d]),
+            skipped=int(totals.skipped[d]),
+            window=last / whole if whole else achieved,
+            window_tokens=last,
+        )
+    return mixture
+
+
+def mixture_line(mixture: dict[str, Mixture]) -> str:
+    """Shares of all datasets in one line, for a log."""
+    return ", ".join(
+        f"{name} {each.achieved:.2%} of {each.target:.2%} (last window {each.window:.2%})"
+        for name, each in mixture.items()
+    )

@@ -1,0 +1,358 @@
+"""Packing into bins: whole documents side by side in records, the rest of a record padded.
+
+A bin is a record in the making. A lane has up to `num_bins` of them open, and each document goes into one of those it
+fits into. Only lengths decide, document by document; tokens are gathered a block at a time, by any worker.
+
+From time to time, and at the end of every window, a lane is drained: what its open bins hold is packed anew, largest
+documents first, and given out. So there are places in a window where nothing is held and a lane can be entered, at most
+about twice `stretch` records apart, and a state needs no bins. Draining waits for a moment at which it costs nothing.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from operator import attrgetter, itemgetter
+
+import numpy as np
+
+from ..records import Pointer, RecordBlock, TokenBlock
+from .base import Job, PackCounts
+from .parts import Part, fill_columns
+
+__all__ = ["BinPacker"]
+
+_room = attrgetter("room")
+_NOWHERE = (-1, -1, -1)
+_WASTE = 16
+"""Draining is tried where its padding could be less than this part of a record ..."""
+_TRIALS = 32
+"""... and about so many times before it is done in any case."""
+
+# A document, or a part of one, on its way into a record: number of the document, its first token here, how many
+# tokens, where they lie (part and place in it), dataset and row.
+_Piece = tuple[int, int, int, Part, int, int, int]
+_in_order = itemgetter(0, 1)
+
+
+class _Bin:
+    """A record in the making."""
+
+    __slots__ = ("pieces", "room")
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.pieces: list[_Piece] = []
+
+
+class BinPacker:
+    """The accumulator of "first_fit", "best_fit" and "best_fit_wrap" for one lane.
+
+    A document goes into the fullest open bin that has room for it (with "first_fit", into the one opened first). Where
+    none has, a bin is opened; where `num_bins` are open, the fullest is closed for it: padded, or, with
+    "best_fit_wrap", filled up with the head of the document, whose rest goes on looking for a place. A bin is closed at
+    once when it is full or holds `max_documents` documents. A document longer than a record first gives whole records
+    of its own.
+
+    What it holds between blocks is the tokens in the open bins, less than `num_bins` records.
+
+    Args:
+        record_length: tokens per record.
+        algorithm: one of the three.
+        num_bins: most bins that are open.
+        max_documents: most documents, or parts of them, in a record; None is no limit.
+        split: whether documents longer than a record are split; else they are left out and counted.
+        kinds: int64[n_datasets], the kind of each dataset; a record holds documents of one kind.
+        stretch: records after which the lane is to be drained.
+        pad_token: what padding holds.
+        counts: where to count.
+    """
+
+    def __init__(
+        self,
+        record_length: int,
+        *,
+        algorithm: str,
+        num_bins: int,
+        max_documents: int | None,
+        split: bool,
+        kinds: np.ndarray,
+        stretch: int,
+        pad_token: int,
+        counts: PackCounts | None = None,
+    ) -> None:
+        self.records = 0
+        self.tokens_left_out = 0
+        self._length = record_length
+        self._first_fit = algorithm == "first_fit"
+        self._cut = algorithm == "best_fit_wrap"
+        self._num_bins, self._max_documents, self._split = num_bins, max_documents, split
+        self._kinds = kinds
+        self._stretch = stretch
+        self._pad_token = pad_token
+        self._counts = PackCounts() if counts is None else counts
+        # By kind: the open bins, by room (with "first_fit" by age), and the tokens in them.
+        self._open: dict[int, list[_Bin]] = {}
+        self._held: dict[int, int] = {}
+        self._count = 0  # bins open
+        self._closed: list[list[_Piece]] = []  # records to give out
+        self._documents = 0  # number of the next document
+        self._since = 0  # records closed since nothing was held
+        self._try_at = stretch  # the value of `_since` from which draining is worth a try
+        self._origin: tuple[int, int, int] | None = None  # of the next record, where nothing was held before it
+
+    def push(self, block: TokenBlock) -> list[Job]:
+        """Take documents; gives jobs for the records that are closed."""
+        part = Part(block.tokens, block.loss, block.positions)
+        lengths = np.diff(block.offsets)
+        long = lengths > self._length
+        self._counts.documents += int((lengths > 0).sum())
+        self._counts.oversized += int(long.sum())
+        if not self._split and long.any():
+            self._counts.dropped += int(long.sum())
+            self._counts.dropped_tokens += int(lengths[long].sum())
+            lengths = np.where(long, 0, lengths)
+        jobs: list[Job] = []
+        last = -1
+        columns = (lengths, block.offsets, block.dataset, block.row, self._kinds[block.dataset], block.position)
+        for length, begin, dataset, row, kind, position in zip(*(column.tolist() for column in columns), strict=False):
+            # A lane is entered at a row, which may be several documents.
+            if position != last:
+                if self._since >= self._try_at and (plan := self._good_moment()) is not None:
+                    jobs += self._drain(plan)
+                if not self._count and not self._closed and not self._since:
+                    self._origin = block.chunk, position, 0
+                last = position
+            if length:
+                self._add((self._documents, 0, length, part, begin, dataset, row), kind)
+                self._documents += 1
+        if self._closed:
+            jobs.append(self._job())
+        self._let_go_of(part)
+        return jobs
+
+    def flush(self) -> list[Job]:
+        """Drain: no bin goes over the end of a window."""
+        return self._drain(self._repacked())
+
+    def carry(self) -> Pointer | None:
+        """None, as bins do not go over the end of a window."""
+        return None
+
+    def finish(self) -> list[Job]:
+        """Drain; incomplete records are padded as ever, and no token is left out."""
+        return self.flush()
+
+    def _add(self, piece: _Piece, kind: int) -> None:
+        """Put a document into the bins."""
+        whole = piece
+        while piece[2] > self._length:
+            self._close([_head(piece, self._length)])
+            piece = _tail(piece, self._length)
+        bins = self._open.get(kind)
+        if bins is None:
+            bins = self._open[kind] = []
+            self._held[kind] = 0
+        while (at := self._find(bins, piece[2])) == len(bins) and self._count == self._num_bins:
+            if self._cut and bins:
+                full = bins.pop(0)
+                full.pieces.append(_head(piece, full.room))
+                piece = _tail(piece, full.room)
+                self._held[kind] -= self._length - full.room
+            else:
+                fullest = min((k for k in self._open if self._open[k]), key=self._least_room)
+                victims = self._open[fullest]
+                full = victims.pop(self._fullest(victims))
+                self._held[fullest] -= self._length - full.room
+            self._count -= 1
+            self._close(full.pieces)
+        if at == len(bins):
+            target = _Bin(self._length)
+            self._count += 1
+            bins.append(target)
+        else:
+            target = bins[at]
+        self._counts.split += piece is not whole
+        target.room -= piece[2]
+        target.pieces.append(piece)
+        self._held[kind] += piece[2]
+        if not target.room or len(target.pieces) == self._max_documents:
+            del bins[at]
+            self._held[kind] -= self._length - target.room
+            self._count -= 1
+            self._close(target.pieces)
+        elif not self._first_fit:
+            del bins[at]
+            insort(bins, target, key=_room)
+
+    def _fullest(self, bins: list[_Bin]) -> int:
+        """The bin with the least room, of several the first."""
+        return min(range(len(bins)), key=lambda i: bins[i].room) if self._first_fit else 0
+
+    def _least_room(self, kind: int) -> int:
+        bins = self._open[kind]
+        return bins[self._fullest(bins)].room
+
+    def _find(self, bins: list[_Bin], length: int) -> int:
+        """The bin to put `length` tokens into, or `len(bins)` where none has room."""
+        if self._first_fit:
+            return next((i for i, held in enumerate(bins) if held.room >= length), len(bins))
+        return bisect_left(bins, length, key=_room)
+
+    def _close(self, pieces: list[_Piece]) -> None:
+        self._closed.append(pieces)
+        self._since += 1
+
+    def _good_moment(self) -> list[list[_Piece]] | None:
+        """How to drain, where it costs next to nothing or has been put off for long enough."""
+        overdue = self._since >= 2 * self._stretch
+        least = sum(-(-held // self._length) for held in self._held.values())
+        if overdue or (least * self._length - sum(self._held.values())) * _WASTE <= self._length:
+            plan = self._repacked()
+            if overdue or len(plan) == least:
+                return plan
+            # Packing anew in vain is cheap, but not for every document.
+            self._try_at = self._since + max(1, self._stretch // _TRIALS)
+        return None
+
+    def _repacked(self) -> list[list[_Piece]]:
+        """What the open bins hold, as records: largest first, each into the fullest record that has room for it."""
+        records: list[list[_Piece]] = []
+        for kind, bins in self._open.items():
+            pieces = sorted((p for one in bins for p in one.pieces), key=lambda p: (-p[2], p[0], p[1]))
+            least = -(-self._held[kind] // self._length)
+            new = _packed(pieces, self._length, self._max_documents, least if self._cut else None)
+            # Packing anew is better nearly always, but not by a law.
+            records += new if len(new) <= len(bins) else [one.pieces for one in bins]
+        for record in records:
+            record.sort(key=_in_order)
+        return sorted(records, key=lambda record: _in_order(record[0]))
+
+    def _drain(self, plan: list[list[_Piece]]) -> list[Job]:
+        """A job for the records closed so far and those of `plan`; then nothing is held."""
+        if self._cut:
+            self._counts.split += _newly_split(plan)
+        self._closed += plan
+        self._open, self._held, self._count = {}, {}, 0
+        jobs = [self._job()] if self._closed else []
+        self._since, self._try_at, self._origin = 0, self._stretch, None
+        return jobs
+
+    def _job(self) -> Job:
+        """A job for the closed records."""
+        records, self._closed = self._closed, []
+        count = len(records)
+        length, pad_token = self._length, self._pad_token
+        ends = np.cumsum([len(record) for record in records])
+        pieces = [piece for record in records for piece in record]
+        sizes = np.array([piece[2] for piece in pieces], dtype=np.int64)
+        before = np.cumsum(sizes) - sizes
+        offsets = np.concatenate([[0], ends])
+        firsts = before[offsets[:-1]]
+        lengths = np.diff(firsts, append=sizes.sum())
+        block = RecordBlock(
+            tokens=np.empty((0, length), dtype=np.uint32),
+            lengths=lengths.astype(np.int32),
+            span_offsets=offsets,
+            span_start=(before - np.repeat(firsts, np.diff(offsets))).astype(np.int32),
+            span_dataset=np.array([piece[5] for piece in pieces], dtype=np.int32),
+            span_row=np.array([piece[6] for piece in pieces], dtype=np.int64),
+            span_token=np.array([piece[1] for piece in pieces], dtype=np.int64),
+        )
+        origins = np.full((count, 3), _NOWHERE, dtype=np.int64)
+        fresh = self._origin is not None
+        if self._origin is not None:
+            origins[0] = self._origin
+            self._origin = None
+        self.records += count
+        self._counts.records += count
+        self._counts.tokens += int(sizes.sum())
+        return Job(
+            lambda: fill_columns(block, _gathered(records, length, pad_token)), count * length * 4, origins, fresh
+        )
+
+    def _let_go_of(self, part: Part) -> None:
+        """Copy what is held of a block, so that a few tokens do not keep all of it alive."""
+        for bins in self._open.values():
+            for one in bins:
+                pieces = one.pieces
+                for i in range(len(pieces) - 1, -1, -1):
+                    number, token, size, home, begin, dataset, row = pieces[i]
+                    if home is not part:
+                        break
+                    pieces[i] = (number, token, size, home.slice(begin, begin + size).copy(), 0, dataset, row)
+
+
+def _head(piece: _Piece, size: int) -> _Piece:
+    return (*piece[:2], size, *piece[3:])
+
+
+def _tail(piece: _Piece, begun: int) -> _Piece:
+    number, token, size, part, begin, dataset, row = piece
+    return number, token + begun, size - begun, part, begin + begun, dataset, row
+
+
+def _packed(pieces: Sequence[_Piece], length: int, max_documents: int | None, limit: int | None) -> list[list[_Piece]]:
+    """The pieces as records, each put into the fullest that has room for it.
+
+    Args:
+        limit: so many records are to do, and pieces are cut for it; None cuts nothing.
+    """
+    records: list[list[_Piece]] = []
+    bins: list[_Bin] = []  # those that can take more, by room
+    for whole in pieces:
+        piece = whole
+        while (at := bisect_left(bins, piece[2], key=_room)) == len(bins):
+            if limit is None or len(records) < limit or not bins:
+                bins.append(_Bin(length))
+                records.append(bins[-1].pieces)
+                continue
+            full = bins.pop(0)
+            full.pieces.append(_head(piece, full.room))
+            piece = _tail(piece, full.room)
+        target = bins.pop(at)
+        target.room -= piece[2]
+        target.pieces.append(piece)
+        if target.room and len(target.pieces) != max_documents:
+            insort(bins, target, key=_room)
+    return records
+
+
+def _newly_split(records: Sequence[Sequence[_Piece]]) -> int:
+    """Documents whose parts in `records` are several and were none before, by their first tokens."""
+    parts: dict[int, list[int]] = {}
+    for record in records:
+        for piece in record:
+            parts.setdefault(piece[0], []).append(piece[1])
+    return sum(len(tokens) > 1 and min(tokens) == 0 for tokens in parts.values())
+
+
+def _gathered(records: Sequence[Sequence[_Piece]], length: int, pad_token: int) -> Part:
+    """The tokens of the records, each padded to `length`."""
+    masked = any(piece[3].loss is not None for record in records for piece in record)
+    placed = any(piece[3].positions is not None for record in records for piece in record)
+    padding = Part(
+        np.full(length, pad_token, dtype=np.uint32),
+        np.ones(length, dtype=bool),  # of what all is trained on, too; of padding it means nothing
+        np.full(length, -1, dtype=np.int32),
+    )
+
+    def column(of: Callable[[Part], np.ndarray | None]) -> np.ndarray:
+        slices = []
+        blank = of(padding)
+        assert blank is not None
+        for record in records:
+            room = length
+            for piece in record:
+                values, begin, size = of(piece[3]), piece[4], piece[2]
+                slices.append(blank[:size] if values is None else values[begin : begin + size])
+                room -= size
+            if room:
+                slices.append(blank[:room])
+        return np.concatenate(slices)
+
+    return Part(
+        column(attrgetter("tokens")),
+        column(attrgetter("loss")) if masked else None,
+        column(attrgetter("positions")) if placed else None,
+    )
