@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from .batch import SampleBatch
 from .compiled import Compiled, Operators, compile_pipeline
@@ -16,7 +18,22 @@ from .engine import Totals
 from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
 from .io import Dataset
-from .ops import Batch, PackFlat, Shuffle, Tokenize
+from .ops import (
+    AddOp,
+    Batch,
+    DecodeText,
+    Filter,
+    MapBatches,
+    MapTransform,
+    Operator,
+    PackFlat,
+    Pretokenized,
+    Shuffle,
+    StatefulTransform,
+    TextTemplate,
+    Tokenize,
+    TokenizeChat,
+)
 from .options import Options
 from .recipe import DataRecipe
 from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
@@ -40,6 +57,8 @@ class Mixture:
         tokens: tokens made, those ahead of the consumer included.
         rows: rows read.
         skipped: rows that were null, empty or only white space.
+        dropped: rows that operators left out on purpose, such as a filter.
+        failed: rows left out because they could not be used, see `options(on_error="skip")`.
     """
 
     target: float
@@ -47,6 +66,8 @@ class Mixture:
     tokens: int
     rows: int
     skipped: int
+    dropped: int = 0
+    failed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +212,11 @@ class Pipeline:
             A folder in which every rank writes what it consumes; see `zephon.ledger`.
         flush_index
             A folder in which every rank writes where windows begin, for `seek`.
+        on_error, error_budget
+            "raise" ends the run at the first row that cannot be used (a function that raises, a template that fails),
+            "skip" leaves such rows out and counts them, up to that share of the rows of a chunk.
+        check_operators
+            Try the user's own functions before the run, see `zephon.ops.checks`.
 
         Raises:
             PipelineError: an option is unknown or unusable.
@@ -198,6 +224,71 @@ class Pipeline:
         new = self._derive()
         new._options = self._options.changed(changes)
         return new
+
+    # Operators on rows
+
+    def filter(
+        self,
+        condition: str | Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Keep the rows for which an expression, or a function of a row, is true; see `zephon.ops.Filter`."""
+        return self._with(Filter(condition, columns, datasets))
+
+    def map_transform(
+        self,
+        transform: Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
+        return self._with(MapTransform(transform, columns, datasets))
+
+    def map_batches(
+        self,
+        transform: Callable[[pa.Table], pa.Table],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Change many rows at once with a function from an Arrow table to another; see `zephon.ops.MapBatches`."""
+        return self._with(MapBatches(transform, columns, datasets))
+
+    def add_op(
+        self,
+        operator: Operator | Callable[[pa.Table], pa.Table],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
+        return self._with(AddOp(operator, columns, datasets))
+
+    def stateful_transform(
+        self, transform: Any, *, columns: Sequence[str] | None = None, datasets: Sequence[str] | None = None
+    ) -> Pipeline:
+        """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
+        return self._with(StatefulTransform(transform, columns, datasets))
+
+    def decode_text(
+        self,
+        field: str = "text",
+        encoding: str = "utf-8",
+        *,
+        errors: str = "replace",
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Turn a column of bytes into text; see `zephon.ops.DecodeText`."""
+        return self._with(DecodeText(field, encoding, errors, datasets))
+
+    def text_template(self, template: str, into: str = "text", *, datasets: Sequence[str] | None = None) -> Pipeline:
+        """Make the text of documents from several columns; see `zephon.ops.TextTemplate`."""
+        return self._with(TextTemplate(template, into, datasets))
+
+    # Rows into tokens
 
     def tokenize(
         self,
@@ -207,9 +298,27 @@ class Pipeline:
         special_tokens: str = "auto",
         backend: str = "auto",
         parallelism: int | None = None,
+        max_length: int | None = None,
+        split_long_samples: bool = False,
+        datasets: Sequence[str] | None = None,
     ) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
-        return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
+        return self._with(
+            Tokenize(
+                tokenizer_id, field, special_tokens, backend, parallelism, max_length, split_long_samples, datasets
+            )
+        )
+
+    def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
+        """Turn a column of conversations into tokens, trained on where the assistant speaks; see
+        `zephon.ops.TokenizeChat` for the options."""
+        return self._with(_made(TokenizeChat, "tokenize_chat", tokenizer_id=tokenizer_id, field=field, **options))
+
+    def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
+        """Take token ids from a column; see `zephon.ops.Pretokenized` for the options."""
+        return self._with(_made(Pretokenized, "pretokenized", field=field, **options))
+
+    # From documents to batches
 
     def pack_flat(self, max_length: int, algorithm: str = "wrap", *, parallelism: int | None = None) -> Pipeline:
         """Cut documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
@@ -222,6 +331,10 @@ class Pipeline:
     def batch(self, microbatch_size: int, *, drop_last: bool = True) -> Pipeline:
         """Give out records in microbatches; see `zephon.ops.Batch`."""
         return self._with(Batch(microbatch_size, drop_last))
+
+    def prefetch(self, batches: int) -> Pipeline:
+        """Keep up to so many microbatches ready; the same as `options(prefetch_batches=batches)`."""
+        return self.options(prefetch_batches=batches)
 
     def explain(self) -> str:
         """The compiled plan: data, operators, workers, lanes, window, look-ahead and memory bound.
@@ -244,10 +357,17 @@ class Pipeline:
         totals = self._stream.totals if self._stream else self._totals
         zero = np.zeros(len(compiled.datasets), dtype=np.int64)
         tokens, rows, skipped = (totals.tokens, totals.rows, totals.skipped) if totals else (zero, zero, zero)
+        dropped, failed = (totals.dropped, totals.failed) if totals else (zero, zero)
         made = int(tokens.sum())
         return {
             name: Mixture(
-                share, float(tokens[d]) / made if made else 0.0, int(tokens[d]), int(rows[d]), int(skipped[d])
+                share,
+                float(tokens[d]) / made if made else 0.0,
+                int(tokens[d]),
+                int(rows[d]),
+                int(skipped[d]),
+                int(dropped[d]),
+                int(failed[d]),
             )
             for d, (name, share) in enumerate(compiled.source.shares.items())
         }
@@ -470,6 +590,17 @@ class _Batches:
         except StopIteration:
             self._ended = True
             raise
+
+
+def _made(kind: Any, name: str, **given: Any) -> Any:
+    """An operator of this kind; options that it does not have are refused like those of a pipeline."""
+    known = [spec.name for spec in fields(kind)]
+    for option in given:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
+    return kind(**given)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

@@ -2,22 +2,51 @@
 
 from .base import Job, Ordered, Orderer, Packer
 from .batch import Batch
+from .chat import TokenizeChat
+from .checks import Finding, check_operators
+from .documents import DocumentWorker, Emitted, Encoder
+from .expression import Expression
+from .needs import Needs, columns_needed
 from .pack import PackFlat, WrapPacker
+from .pretokenized import Pretokenized
+from .rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, RowOperator, TextTemplate
 from .shuffle import Passer, Shuffle, Shuffler
-from .tokenize import Tokenize, TokenizeWorker, add_special_tokens
+from .stateful import Stateful, StatefulStage, StatefulTransform, Window
+from .tokenize import Tokenize, add_special_tokens
 
 __all__ = [
+    "AddOp",
     "Batch",
+    "DecodeText",
+    "DocumentWorker",
+    "Emitted",
+    "Encoder",
+    "Expression",
+    "Filter",
+    "Finding",
     "Job",
+    "MapBatches",
+    "MapTransform",
+    "Needs",
+    "Operator",
     "Ordered",
     "Orderer",
     "PackFlat",
     "Packer",
     "Passer",
+    "Pretokenized",
+    "RowOperator",
     "Shuffle",
     "Shuffler",
+    "Stateful",
+    "StatefulStage",
+    "StatefulTransform",
+    "TextTemplate",
     "Tokenize",
-    "TokenizeWorker",
+    "TokenizeChat",
+    "Window",
     "WrapPacker",
     "add_special_tokens",
+    "check_operators",
+    "columns_needed",
 ]
