@@ -35,13 +35,35 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "runner": st.sampled_from(["inline", "threads"]),
     "special_tokens": st.sampled_from(["auto", "bos_eos", "bos", "eos", "none"]),
     "pack_algorithm": st.just("wrap"),
+    "on_error": st.sampled_from(["raise", "skip"]),
+    "error_budget": st.floats(0, 1) | st.integers(0, 1),
 }
+OWN: dict[str, st.SearchStrategy[Any]] = {
+    "filter": name,
+    "text_template": name,
+    "text_encoding": name,
+    "documents": st.sampled_from(["text", "chat", "tokens"]),
+    "messages_field": name,
+    "tools_field": name,
+    "chat_template": name,
+    "chat_loss": st.sampled_from(["assistant", "last_assistant", "all"]),
+    "chat_date": name,
+    "tokens_field": name,
+    "loss_field": name,
+    "labels_field": name,
+    "positions_field": name,
+    "max_document_tokens": count,
+    "split_long_documents": st.booleans(),
+}
+VALID |= OWN
 SOURCE = st.fixed_dictionaries(
     {"name": name, "path": name},
     optional={
         "fmt": st.sampled_from(["parquet", "jsonl", "arrow"]) | st.none(),
         "weight": st.floats(1e-6, 1e6) | st.integers(1, 10**6),
         "text_field": name | st.none(),
+        "special_tokens": VALID["special_tokens"] | st.none(),
+        **{key: values | st.none() for key, values in OWN.items()},
     },
 )
 sources = st.lists(SOURCE, min_size=1, max_size=4, unique_by=lambda source: source["name"])

@@ -99,10 +99,31 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "fetch_parallelism": "auto",
         "prefetch_buffer_size": "auto",
         "runner": "threads",
+        "filter": None,
+        "text_template": None,
+        "text_encoding": None,
+        "documents": "text",
+        "messages_field": None,
+        "tools_field": None,
+        "chat_template": None,
+        "chat_loss": "assistant",
+        "chat_date": None,
+        "tokens_field": None,
+        "loss_field": None,
+        "labels_field": None,
+        "positions_field": None,
+        "max_document_tokens": None,
+        "split_long_documents": False,
+        "on_error": "raise",
+        "error_budget": 0.01,
         "special_tokens": "auto",
         "pack_algorithm": "wrap",
         "sources": [{"name": "a", "path": "/a", "fmt": None, "weight": 1.0, "text_field": None}],
     }
+    own = dict.fromkeys(
+        key for key in expected if key not in ("on_error", "error_budget") and hasattr(recipe.sources[0], key)
+    )
+    expected["sources"][0] = {**own, **expected["sources"][0]}
     assert recipe.to_dict() == expected
 
 

@@ -36,6 +36,7 @@ from .ops import (
 )
 from .options import Options
 from .recipe import DataRecipe
+from .recipe_operators import operators_of_recipe
 from .state import LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
 from .stream import BatchStream
 from .topology import Topology
@@ -159,22 +160,17 @@ class Pipeline:
             "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
             "fetch_parallelism": _unless_auto(recipe.fetch_parallelism),
             "pack_parallelism": _unless_auto(recipe.pack_parallelism),
+            "on_error": recipe.on_error,
+            "error_budget": recipe.error_budget,
             "io_options": {"cache": cache},
             "dp_degree": dp_degree,
             "dp_group_id": dp_group_id,
             "global_batch": global_batch,
         }
-        pipeline = (
-            Pipeline(source)
-            .options(**{**given, **options})
-            .tokenize(
-                tokenizer_id=tokenizer,
-                field=recipe.text_field,
-                special_tokens=recipe.special_tokens,
-                parallelism=_unless_auto(recipe.tokenize_parallelism),
-            )
-            .pack_flat(max_length=seq_len, algorithm=recipe.pack_algorithm)
-        )
+        pipeline = Pipeline(source).options(**{**given, **options})
+        for operator in operators_of_recipe(recipe, tokenizer):
+            pipeline = pipeline._with(operator)
+        pipeline = pipeline.pack_flat(max_length=seq_len, algorithm=recipe.pack_algorithm)
         if recipe.shuffle_after_pack:
             pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)

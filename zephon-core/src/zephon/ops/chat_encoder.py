@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from .._arrow import int64_array
 from ..errors import PipelineError
+from ..records import ragged_take
 from ..tokenizer import Tokenizer
 from ..tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_template_file
 from .chat import TokenizeChat
@@ -352,8 +353,9 @@ class ChatEncoder:
             max(0, len(edges) - 1), pa.py_buffer(np.ascontiguousarray(edges)), pa.py_buffer(buffer)
         )
         pieces = everything.take(int64_array(np.arange(len(first), dtype=np.int64) * 2))
-        ids, bounds = self._tokenizer.encode(pieces)
-        ids, bounds, begin, end = self._places(ids, bounds, pieces, first, last)
+        leads = np.isin(first, starts)
+        ids, bounds = self._encoded(pieces, leads)
+        begin, end = self._places(ids, bounds, pieces, leads, first, last)
         # Special tokens go in where they were cut out: one after each piece but the last of a text.
         is_last = _last_pieces(first, starts)
         followed = ~is_last
@@ -389,10 +391,29 @@ class ChatEncoder:
         table = np.array(spans, dtype=np.int64).reshape(-1, 2)
         return table[:, 0], table[:, 1], np.array(found, dtype=np.int64)
 
+    def _encoded(self, pieces: pa.Array, leads: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and bounds of the pieces; `leads` says which of them begin a text."""
+        inner = self._tokenizer.inner
+        if inner is self._tokenizer:
+            return inner.encode(pieces)
+        order = np.concatenate([np.flatnonzero(leads), np.flatnonzero(~leads)])
+        count = int(leads.sum())
+        one = self._tokenizer.encode(pieces.take(int64_array(order[:count])))
+        other = inner.encode(pieces.take(int64_array(order[count:])))
+        bounds = np.concatenate([one[1], other[1][1:] + one[1][-1]])
+        items, bounds = ragged_take(bounds, np.argsort(order))
+        return np.concatenate([one[0], other[0]])[items], bounds
+
     def _places(
-        self, ids: np.ndarray, bounds: np.ndarray, pieces: pa.Array, first: np.ndarray, last: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Where each token of the pieces lies in the buffer: (ids, bounds, begin, end), the first two as they were."""
+        self,
+        ids: np.ndarray,
+        bounds: np.ndarray,
+        pieces: pa.Array,
+        leads: np.ndarray,
+        first: np.ndarray,
+        last: np.ndarray,
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Where each token of the pieces lies in the buffer: begin and end, int64[n_tokens] each."""
         table = self._tokenizer.token_bytes
         counts = np.diff(bounds)
         widths = np.zeros(len(ids), dtype=np.int64) if table is None else table[ids].astype(np.int64)
@@ -409,8 +430,9 @@ class ChatEncoder:
                 continue
             text = pieces[piece].as_py()
             # The reference says of each token which characters it stands for; its ids are the same.
-            _, spans = self._tokenizer.token_spans(text)
-            if len(spans) != high - low:
+            tokenizer = self._tokenizer if leads[piece] else self._tokenizer.inner
+            _, spans = tokenizer.token_spans(text)
+            if len(spans) != high - low:  # it was cut before it was tokenized, being of several MiB
                 spans = [(0, len(text))] * (high - low)
             if text.isascii():
                 places = np.array(spans, dtype=np.int64)
@@ -419,7 +441,7 @@ class ChatEncoder:
                 places = widths_of[np.array(spans, dtype=np.int64)]
             begin[low:high] = first[piece] + places[:, 0]
             end[low:high] = first[piece] + places[:, 1]
-        return ids, bounds, begin, end
+        return begin, end
 
 
 def _last_pieces(first: np.ndarray, starts: np.ndarray) -> np.ndarray:

@@ -106,6 +106,8 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().is_safe_attribute(obj, attr, value)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        if type(left) is str and type(right) is str and operator == "+" and len(left) + len(right) <= MAX_TEXT_CHARS:
+            return left + right  # by far the most
         if operator == "%" and isinstance(left, str):
             raise TemplateFailure("the template formats text with %, which is not allowed")
         if operator == "**":

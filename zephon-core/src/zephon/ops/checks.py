@@ -152,7 +152,9 @@ def _outcome(rows: Rows) -> dict[int, list[str]]:
     """What became of each row, in words."""
     outcome: dict[int, list[str]] = {place: [f"failed {reason}"] for place, _, reason in rows.failed}
     for place, values in zip(rows.places.tolist(), rows.as_dicts(), strict=True):
-        outcome.setdefault(place, []).append(repr(sorted(values.items())))
+        # A column that another row of the block has brought in says nothing about this one.
+        told = [(name, values[name]) for name in sorted(values) if values[name] is not None]
+        outcome.setdefault(place, []).append(repr(told))
     return outcome
 
 

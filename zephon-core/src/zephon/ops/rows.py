@@ -349,7 +349,13 @@ def replace_rows(rows: Rows, label: str, results: list[Any]) -> None:
             raise PipelineError(f"{label} gives a column named {name!r}; a text other than {ROW_COLUMN!r} is needed.")
     columns, bad = {}, np.zeros(len(flat), dtype=bool)
     for name in names:
-        columns[name] = _column_or_faults(label, name, [result.get(name) for result in flat], bad)
+        values = [result.get(name, _FAILED) for result in flat]
+        if _FAILED in values:  # what a row's result does not name stays as it was
+            here = name in rows.table.column_names
+            before = rows.table.column(name).to_pylist() if here else [None] * rows.table.num_rows
+            of = range(len(flat)) if source is None else source.tolist()
+            values = [before[n] if value is _FAILED else value for n, value in zip(of, values, strict=True)]
+        columns[name] = _column_or_faults(label, name, values, bad)
     if source is not None:
         for index in np.flatnonzero(bad).tolist():
             rows.fail(int(source[index]), label, _NOT_TEXT)

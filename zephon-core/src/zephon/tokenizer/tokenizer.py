@@ -7,11 +7,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -223,6 +224,23 @@ class Tokenizer:
             lengths[token["id"]] = len(token["content"].encode())
         return lengths
 
+    @cached_property
+    def inner(self) -> "Tokenizer":
+        """The tokenizer for a piece of text that something comes before: itself, but where the first word of a text is
+        treated as no other is (Metaspace with prepend_scheme "first")."""
+        tree = self._definition.tree()
+        encoder = msgspec.json.decode(self._definition.encoder_json)
+        if not (_without_prefix(tree) | _without_prefix(encoder)):
+            return self
+        definition = replace(
+            self._definition,
+            json=msgspec.json.encode(tree).decode(),
+            encoder_json=msgspec.json.encode(encoder).decode(),
+        )
+        chosen, _, known = _chosen(definition, tree, FAST)
+        runtime = _Runtime(os.getpid(), chosen or known.reference, known.reference)
+        return Tokenizer(definition, insisted=False, keep_space=known.keep_space, runtime=runtime)
+
     def token_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids of a text as `encode` gives them, and the characters (first, end) of each; slow.
 
@@ -332,6 +350,16 @@ class Tokenizer:
                 live = runtime.backend
                 runtime.reference = live if isinstance(live, TokenizersBackend) else load_reference(self._definition)
         return runtime.reference
+
+
+def _without_prefix(tree: Tree) -> bool:
+    """Take the prefix of the first word out of the pre-tokenizer, in place; whether there was one."""
+    step = tree.get("pre_tokenizer") or {}
+    found = False
+    for inner in [step, *(step.get("pretokenizers") or [])]:
+        if isinstance(inner, dict) and inner.get("type") == "Metaspace" and inner.get("prepend_scheme") == "first":
+            inner["prepend_scheme"], found = "never", True
+    return found
 
 
 def _is_byte_level(tree: Tree) -> bool:
