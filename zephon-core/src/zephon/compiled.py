@@ -535,6 +535,7 @@ def _explain(compiled: Compiled) -> str:
         f"window: {plan.window_chunks} chunk(s) of {source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {compiled.ready_records:,} records ready ({_size(ready)})",
         f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache.memory_bytes)} for decoded data",
+        *(f"note: {finding}" for finding in compiled.findings),
     ]
     return "\n".join(lines)
 

@@ -350,7 +350,7 @@ def replace_rows(rows: Rows, label: str, results: list[Any]) -> None:
     columns, bad = {}, np.zeros(len(flat), dtype=bool)
     for name in names:
         values = [result.get(name, _FAILED) for result in flat]
-        if _FAILED in values:  # what a row's result does not name stays as it was
+        if any(value is _FAILED for value in values):  # what a row's result does not name stays as it was
             here = name in rows.table.column_names
             before = rows.table.column(name).to_pylist() if here else [None] * rows.table.num_rows
             of = range(len(flat)) if source is None else source.tolist()
