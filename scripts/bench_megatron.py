@@ -2,7 +2,7 @@
 
     .venv/bin/python scripts/bench_megatron.py [--folder .zephon/bench] [--source-mb 20] [--batches 400]
 
-Microbatches of 8 records of 2,048 tokens and of one of 8,192, in the forms that options of Megatron's ask for; each is
+Microbatches of 8 records of 2,048 tokens and of one of 8,192, in the forms that options of Megatron ask for; each is
 drawn after a pause, in which the next is made ready, as a training step gives it. Then, with 256 lanes on one rank, what
 `save_state` and Megatron's torch.save of it take.
 """

@@ -45,7 +45,27 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "max_documents_per_record": count,
     "homogeneity": st.sampled_from(["none", "group", "full"]),
     "oversized": st.sampled_from(["auto", "split", "drop"]),
+    "on_error": st.sampled_from(["raise", "skip"]),
+    "error_budget": st.floats(0, 1) | st.integers(0, 1),
 }
+OWN: dict[str, st.SearchStrategy[Any]] = {
+    "filter": name,
+    "text_template": name,
+    "text_encoding": name,
+    "documents": st.sampled_from(["text", "chat", "tokens"]),
+    "messages_field": name,
+    "tools_field": name,
+    "chat_template": name,
+    "chat_loss": st.sampled_from(["assistant", "last_assistant", "all"]),
+    "chat_date": name,
+    "tokens_field": name,
+    "loss_field": name,
+    "labels_field": name,
+    "positions_field": name,
+    "max_document_tokens": count,
+    "split_long_documents": st.booleans(),
+}
+VALID |= OWN
 SOURCE = st.fixed_dictionaries(
     {"name": name, "path": name},
     optional={
@@ -57,6 +77,8 @@ SOURCE = st.fixed_dictionaries(
         "shuffle_block_size": count | st.sampled_from(["auto", "global", "none"]) | st.none(),
         "exhausted_policy": st.sampled_from(["stop", "repeat"]) | st.none(),
         "max_repeats": count | st.none(),
+        "special_tokens": VALID["special_tokens"] | st.none(),
+        **{key: values | st.none() for key, values in OWN.items()},
     },
 )
 sources = st.lists(SOURCE, min_size=1, max_size=4, unique_by=lambda source: source["name"])

@@ -41,6 +41,23 @@ class Source:
     exhausted_policy: str | None = None
     stop_after_passes: int | None = None
     max_repeats: int | None = None
+    filter: str | None = None
+    """This and those below: as in the config, for this source alone."""
+    text_template: str | None = None
+    text_encoding: str | None = None
+    documents: str | None = None
+    messages_field: str | None = None
+    tools_field: str | None = None
+    chat_template: str | None = None
+    chat_loss: str | None = None
+    chat_date: str | None = None
+    tokens_field: str | None = None
+    loss_field: str | None = None
+    labels_field: str | None = None
+    positions_field: str | None = None
+    max_document_tokens: int | None = None
+    split_long_documents: bool | None = None
+    special_tokens: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -61,6 +78,40 @@ class ZephonConfig(BaseDataLoader.Config):
     """The datasets, at least one."""
     text_field: str = "text"
     """Column that holds a document's text, for sources that do not name their own."""
+    filter: str | None = None
+    """Rows to keep: an expression on columns such as length(text) > 100."""
+    text_template: str | None = None
+    """Makes the document's text from several columns, as in {title} {body}."""
+    text_encoding: str | None = None
+    """Encoding of a text column that holds bytes; None where it holds text."""
+    documents: str = "text"
+    """What rows hold: text, chat (conversations) or tokens (token ids)."""
+    messages_field: str | None = None
+    """Column of conversations; None finds it."""
+    tools_field: str | None = None
+    """Column of the tools of conversations; None takes tools where it is there."""
+    chat_template: str | None = None
+    """Chat template, or the path of a .jinja file; None takes the tokenizer's own."""
+    chat_loss: str = "assistant"
+    """What is trained on in conversations: assistant, last_assistant or all."""
+    chat_date: str | None = None
+    """The day that chat templates take for today, as in 2024-07-26."""
+    tokens_field: str | None = None
+    """Column of token ids; None is input_ids."""
+    loss_field: str | None = None
+    """Column of flags that say which token ids are trained on."""
+    labels_field: str | None = None
+    """Column of labels, -100 where a token id is not trained on."""
+    positions_field: str | None = None
+    """Column of the positions of token ids."""
+    max_document_tokens: int | None = None
+    """Longer documents are cut off, or split; None is no limit."""
+    split_long_documents: bool = False
+    """Split documents of more than max_document_tokens rather than cut them off."""
+    on_error: str = "raise"
+    """What happens to rows that cannot be used: raise ends the run, skip leaves them out."""
+    error_budget: float = 0.01
+    """Share of the rows of a chunk that may be left out before the run ends all the same."""
     cache_dir: str | None = None
     """Node-local folder for indexes; None takes zephon in the user's cache folder."""
     cache_limit_bytes: int | str | None = None

@@ -23,7 +23,9 @@ __all__ = [
     "Flag",
     "Integer",
     "Location",
+    "LongText",
     "Refused",
+    "Share",
     "Size",
     "Text",
     "Weight",
@@ -205,6 +207,35 @@ class Text:
         if not isinstance(value, str) or not value.isprintable() or value != value.strip() or not 0 < len(value) <= 255:
             raise Refused
         return value
+
+
+@dataclass(frozen=True)
+class LongText:
+    """Any text that says something, of bounded length: templates, expressions."""
+
+    what: str
+    limit: int = 1 << 20
+
+    def __repr__(self) -> str:
+        return f"{self.what}, a text of 1 to {self.limit} characters"
+
+    def __call__(self, value: object) -> str:
+        if not isinstance(value, str) or not value.strip() or len(value) > self.limit or "\0" in value:
+            raise Refused
+        return value
+
+
+@dataclass(frozen=True)
+class Share:
+    """A number from 0 to 1."""
+
+    def __repr__(self) -> str:
+        return "a number from 0 to 1"
+
+    def __call__(self, value: object) -> float:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise Refused
+        return float(value)
 
 
 class Weight:

@@ -18,8 +18,32 @@ import pyarrow as pa
 from .batch import BatchInfo
 from .engine import Engine, Fetcher, Plan, Runner, make_runner
 from .errors import PipelineError
+from .faults import FaultPolicy
 from .io import Catalog, DecodeCache, OpenDataset
-from .ops import Batch, EnsureMixture, PackFlat, PackSequences, Shuffle, Tokenize, TokenizeWorker
+from .ops import (
+    Batch,
+    DecodeText,
+    DocumentWorker,
+    Encoder,
+    EnsureMixture,
+    Filter,
+    Finding,
+    MapBatches,
+    MapTransform,
+    Needs,
+    PackFlat,
+    PackSequences,
+    Pretokenized,
+    RowOperator,
+    Shuffle,
+    StatefulStage,
+    StatefulTransform,
+    TextTemplate,
+    Tokenize,
+    TokenizeChat,
+    check_operators,
+    columns_needed,
+)
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, Earlier, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
@@ -35,15 +59,40 @@ _SAMPLE_BYTES = 256 << 10
 _DATASETS_IN_DETAIL = 12  # with more of them a state would outgrow its 4 KB
 
 
+_ROWS = (Filter, MapTransform, MapBatches, DecodeText, TextTemplate, StatefulTransform)
+_ENCODE = (Tokenize, TokenizeChat, Pretokenized)
+_NAMES: dict[type, str] = {
+    EnsureMixture: "ensure_mixture",
+    PackFlat: "pack_flat",
+    PackSequences: "pack_sequences",
+    Shuffle: "shuffle",
+    Batch: "batch",
+}
+# The order of operators; of the first two kinds there may be several.
+_ORDER: tuple[tuple[type, ...], ...] = (
+    _ROWS,
+    _ENCODE,
+    (EnsureMixture,),
+    (PackFlat, PackSequences),
+    (Shuffle,),
+    (Batch,),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Operators:
     """The operators of a pipeline, each at its place.
+
+    Attributes:
+        rows: what happens to rows before they become tokens, in order.
+        encode: what makes tokens of them; several only where each is for datasets of its own.
 
     Raises:
         PipelineError: one is missing, double or out of place.
     """
 
-    tokenize: Tokenize
+    rows: tuple[RowOperator, ...]
+    encode: tuple[Tokenize | TokenizeChat | Pretokenized, ...]
     mixture: EnsureMixture | None
     pack: PackFlat
     shuffle: Shuffle | None
@@ -51,39 +100,70 @@ class Operators:
 
     @staticmethod
     def from_list(operators: Sequence[Any]) -> Operators:
-        """Check the order tokenize, ensure_mixture or not, pack_flat or pack_sequences, shuffle or not, batch."""
-        names = {
-            Tokenize: "tokenize",
-            EnsureMixture: "ensure_mixture",
-            PackFlat: "pack_flat",
-            Shuffle: "shuffle",
-            Batch: "batch",
-        }
-        order = list(names)
-        seen = [PackFlat if isinstance(operator, PackSequences) else type(operator) for operator in operators]
-        described = ", ".join(names[kind] for kind in seen) or "none"
-        for kind in order:
-            if seen.count(kind) > 1:
-                raise PipelineError(
-                    f"the pipeline has {names[kind]} twice (its operators: {described}); one is needed."
-                )
-        if [order.index(kind) for kind in seen] != sorted(order.index(kind) for kind in seen):
+        """Check the order: any on rows, tokenize, ensure_mixture or not, pack_flat, shuffle or not, batch.
+
+        In the place of tokenize and pack_flat may be others of their kind.
+        """
+        names = [_NAMES.get(type(operator)) or operator.kind for operator in operators]
+        described = ", ".join(names) or "none"
+        stages = [next(n for n, kinds in enumerate(_ORDER) if isinstance(op, kinds)) for op in operators]
+        by_stage: list[list[Any]] = [
+            [operator for operator, at in zip(operators, stages, strict=True) if at == stage]
+            for stage in range(len(_ORDER))
+        ]
+        for stage in range(1, len(_ORDER)):
+            found = by_stage[stage]
+            if len(found) > 1 and not (stage == 1 and all(operator.datasets for operator in found)):
+                if stage == 1 and len({operator.kind for operator in found}) > 1:
+                    raise PipelineError(
+                        f"the pipeline makes tokens in several ways ({described}); say with datasets=[...] which "
+                        "datasets each of them is for."
+                    )
+                name = names[stages.index(stage)]
+                raise PipelineError(f"the pipeline has {name} twice (its operators: {described}); one is needed.")
+        if stages != sorted(stages):
+            rows = "row operators, " if by_stage[0] else ""
+            mixed = "ensure_mixture, " if by_stage[2] else ""
             raise PipelineError(
-                f"the operators come in the order {described}; they must come as {', '.join(names.values())}."
+                f"the operators come in the order {described}; they must come as {rows}tokenize, "
+                f"{mixed}pack_flat, shuffle, batch."
             )
-        for kind in (Tokenize, PackFlat, Batch):
-            if kind not in seen:
-                raise PipelineError(
-                    f"the pipeline lacks {names[kind]} (its operators: {described}); add .{names[kind]}(...)."
-                )
-        by_kind = dict(zip(seen, operators, strict=True))
-        mixture, pack = by_kind.get(EnsureMixture), by_kind[PackFlat]
+        if sum(isinstance(operator, StatefulTransform) for operator in by_stage[0]) > 1:
+            raise PipelineError("the pipeline has stateful_transform twice; put both into one object.")
+        for stage, name in ((1, "tokenize"), (3, "pack_flat"), (5, "batch")):
+            if not by_stage[stage]:
+                raise PipelineError(f"the pipeline lacks {name} (its operators: {described}); add .{name}(...).")
+        mixture, shuffle = (by_stage[stage][0] if by_stage[stage] else None for stage in (2, 4))
+        pack = by_stage[3][0]
         if mixture and pack.has_bins:
             raise PipelineError(
                 f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.name} has '
                 f"the algorithm {pack.algorithm!r}; take one or the other."
             )
-        return Operators(by_kind[Tokenize], mixture, pack, by_kind.get(Shuffle), by_kind[Batch])
+        return Operators(tuple(by_stage[0]), tuple(by_stage[1]), mixture, pack, shuffle, by_stage[5][0])
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether text goes into the tokenizer as it is read, and no further."""
+        first = self.encode[0]
+        return not self.rows and len(self.encode) == 1 and isinstance(first, Tokenize) and first.max_length is None
+
+    def encode_for(self, dataset: str) -> Any:
+        """What makes tokens of a dataset's rows."""
+        found = [operator for operator in self.encode if operator.datasets is None or dataset in operator.datasets]
+        if len(found) != 1:
+            how = "several operators make" if found else "no operator makes"
+            raise PipelineError(f'{how} tokens of dataset "{dataset}"; exactly one has to name it in datasets=[...].')
+        return found[0]
+
+    def check_datasets(self, names: Sequence[str]) -> None:
+        """Refuse operators for datasets that are not there."""
+        for operator in (*self.rows, *self.encode):
+            for name in operator.datasets or ():
+                if name not in names:
+                    raise PipelineError(
+                        f'{operator.kind} is for dataset "{name}", which is not among {", ".join(names)}.'
+                    )
 
 
 @dataclass(frozen=True)
@@ -95,6 +175,8 @@ class Compiled:
         tokens_per_row: by dataset name.
         earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
         workers: threads by kind of work.
+        needs: by dataset, what is read of it.
+        findings: what the check of the user's own operators found besides.
     """
 
     source: WorkSource
@@ -102,7 +184,7 @@ class Compiled:
     options: Options
     topology: Topology
     datasets: tuple[OpenDataset, ...]
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer | None
     bos_id: int | None
     eos_id: int | None
     tokens_per_row: dict[str, float]
@@ -111,6 +193,8 @@ class Compiled:
     workers: dict[str, int]
     plan: Plan
     info: BatchInfo
+    needs: tuple[Needs, ...]
+    findings: tuple[Finding, ...]
 
     @property
     def digest(self) -> str:
@@ -150,9 +234,8 @@ class Compiled:
 
     def explain_growth(self, name: str, was: Any) -> str | None:
         """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
-        column = self.operators.tokenize.field
-        for dataset, given, weight in zip(
-            self.datasets, self.source.datasets, self.source.relative_weights.values(), strict=True
+        for dataset, needs, weight in zip(
+            self.datasets, self.needs, self.source.relative_weights.values(), strict=True
         ):
             if name != f"dataset {dataset.name}":
                 continue
@@ -161,7 +244,7 @@ class Compiled:
             if not str(told).isdecimal() or not 0 < int(str(told)) < catalog.n_shards:
                 continue
             before, now = int(str(told)), catalog.n_shards
-            if _content(catalog, before, given.text_field or column, weight, brief) == was:
+            if _content(catalog, before, needs.size_column, weight, brief) == was:
                 new = [str(shard) for shard in catalog.shard_names[before : before + 3]]
                 rows = int(catalog.group_rows[catalog.group_shard < before].sum())
                 more = ", ..." if now - before > 3 else ""
@@ -194,21 +277,41 @@ def compile_pipeline(
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
     cache = DecodeCache(cache_options.memory_bytes)
-    field = operators.tokenize.field
-    columns = [dataset.text_field or field for dataset in source.datasets]
+    names = [dataset.name for dataset in source.datasets]
+    operators.check_datasets(names)
+    chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in names]
+    needs = tuple(
+        columns_needed(dataset, chain, operators.encode_for(dataset.name))
+        for dataset, chain in zip(source.datasets, chains, strict=True)
+    )
     # Most of what either side does is outside the interpreter lock, so they go side by side.
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
-        loading = helper.submit(load_tokenizer, operators.tokenize.tokenizer_id, backend=operators.tokenize.backend)
+        loading = helper.submit(_load_tokenizer, operators.encode)
         datasets = tuple(
-            dataset.open([column], size_column=column, cache=cache, index_dir=cache_options.index_dir)
-            for dataset, column in zip(source.datasets, columns, strict=True)
+            dataset.open(
+                list(dict.fromkeys([*need.columns.values(), need.size_column])),
+                size_column=need.size_column,
+                cache=cache,
+                index_dir=cache_options.index_dir,
+                is_text=need.is_text,
+                optional=need.optional,
+            )
+            for dataset, need in zip(source.datasets, needs, strict=True)
         )
-        sample = _sample_texts(datasets, columns)
+        fetch = Fetcher(datasets, [need.columns for need in needs])
+        samples = [fetch.table(d, _first_rows(dataset)) for d, dataset in enumerate(datasets)]
         tokenizer = loading.result()
-    bos_id, eos_id = resolve_special_tokens(operators.tokenize.special_tokens, tokenizer)
-    tokenizer.selfcheck(sample)
-    worker = TokenizeWorker(tokenizer, field, bos_id, eos_id, len(datasets))
-    tokens_per_row = _measure(source, datasets, columns, field, worker, tokens_per_row or {})
+    encoders, (bos_id, eos_id) = _encoders(operators, needs, tokenizer)
+    faults = FaultPolicy(options.on_error, options.error_budget)
+    before, after = _around_stateful(chains)
+    locate = _Locator([dataset.catalog for dataset in datasets])
+    whole = DocumentWorker(chains, encoders, names, locate, skips=faults.skips)
+    findings: tuple[Finding, ...] = ()
+    if operators.rows:
+        findings = check_operators(whole, names, samples, faults, compare=options.check_operators)
+    if tokenizer is not None:
+        tokenizer.selfcheck(_sample_texts(whole, samples))
+    tokens_per_row = _measure(source, datasets, needs, fetch, whole, tokens_per_row or {})
     tokens_per_step = options.global_batch * operators.pack.record_length if options.global_batch else None
     curriculum = curriculum_of(
         source,
@@ -220,17 +323,21 @@ def compile_pipeline(
     )
     threads = default_workers()
     workers = {
-        "tokenize": operators.tokenize.parallelism or threads,
+        "tokenize": next((op.parallelism for op in operators.encode if op.parallelism), threads),
         "pack": options.pack_parallelism or operators.pack.parallelism or 1,
     }
     if options.fetch_parallelism:
         workers["fetch"] = options.fetch_parallelism
+    stateful = next((op for op in operators.rows if isinstance(op, StatefulTransform)), None)
+    stage = None
+    if stateful is not None:
+        stage = StatefulStage(stateful, DocumentWorker(before, encoders, names, locate, skips=faults.skips), names)
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
         window_chunks=options.flush_every_k_chunks,
-        fetch=Fetcher(datasets, columns, field),
-        tokenize=worker,
+        fetch=fetch,
+        tokenize=DocumentWorker(after, encoders, names, locate, skips=faults.skips),
         fetch_apart="fetch" in workers,
         pack=operators.pack,
         shuffle=operators.shuffle,
@@ -244,6 +351,9 @@ def compile_pipeline(
         mixture=operators.mixture,
         tokens_per_row=tuple(max(1, round(tokens_per_row[dataset.name] * 65536)) for dataset in datasets),
         kinds=_kinds(operators.pack, source),
+        chunk_rows=source.chunk_size,
+        faults=faults,
+        stateful=stage,
     )
     return Compiled(
         source=source,
@@ -256,10 +366,12 @@ def compile_pipeline(
         eos_id=eos_id,
         tokens_per_row=dict(tokens_per_row),
         earlier=tuple(earlier),
-        fingerprint=_fingerprint(source, operators, options, topology, datasets, columns, tokenizer, (bos_id, eos_id)),
+        fingerprint=_fingerprint(source, operators, options, topology, datasets, needs, tokenizer, (bos_id, eos_id)),
         workers=workers,
         plan=plan,
         info=BatchInfo(plan.dataset_names, tuple(d.catalog for d in datasets), eos_id),
+        needs=needs,
+        findings=findings,
     )
 
 
@@ -286,14 +398,86 @@ def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
     return np.array(kinds, dtype=np.int64)
 
 
-def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> list[str]:
+@dataclass(frozen=True)
+class _Locator:
+    """Shard and row within it, of a row of a dataset given by number."""
+
+    catalogs: Sequence[Catalog]
+
+    def __call__(self, dataset: int, row: int) -> tuple[str, int]:
+        catalog = self.catalogs[dataset]
+        shard, row_in_shard = catalog.locate(np.array([row], dtype=np.int64))
+        return str(catalog.shard_names[int(shard[0])]), int(row_in_shard[0])
+
+
+def _load_tokenizer(encode: Sequence[Any]) -> Tokenizer | None:
+    """The one tokenizer that the operators name."""
+    wanted = [op for op in encode if not (isinstance(op, Pretokenized) and op.tokenizer_id is None)]
+    named = {str(operator.tokenizer_id): operator for operator in wanted}
+    if len(named) > 1:
+        raise PipelineError(f"the operators name several tokenizers ({', '.join(named)}); a model has one.")
+    for operator in named.values():
+        return load_tokenizer(operator.tokenizer_id, backend=operator.backend)
+    return None
+
+
+def _encoders(
+    operators: Operators, needs: Sequence[Needs], tokenizer: Tokenizer | None
+) -> tuple[list[Encoder], tuple[int | None, int | None]]:
+    """The encoder of each dataset, one object where they are alike, and the BOS and EOS that are put in."""
+    made: dict[Any, Encoder] = {}
+    ends: list[tuple[int | None, int | None]] = []
+    encoders = []
+    for need in needs:
+        if need.encode not in made:
+            special: tuple[int | None, int | None] = (None, None)
+            if tokenizer is not None:
+                special = resolve_special_tokens(_policy(need.encode), tokenizer)
+            made[need.encode] = need.encode.encoder(tokenizer, *special)
+            ends.append(special)
+        encoders.append(made[need.encode])
+    bos = next((end[0] for end in ends if end[0] is not None), None)
+    eos = next((end[1] for end in ends if end[1] is not None), None)
+    if eos is None and tokenizer is not None and not all(isinstance(op, Tokenize) for op in operators.encode):
+        eos = tokenizer.eos_id  # documents bring their own
+    return encoders, (bos, eos)
+
+
+def _policy(encode: Any) -> str:
+    """Conversations and given tokens have their ends already, unless somebody asks for more."""
+    policy = str(encode.special_tokens)
+    return "none" if policy == "auto" and not isinstance(encode, Tokenize) else policy
+
+
+def _around_stateful(
+    chains: Sequence[Sequence[RowOperator]],
+) -> tuple[list[list[RowOperator]], list[list[RowOperator]]]:
+    """Per dataset, the operators before a stateful transform and those after it; where there is none, all are after."""
+    before: list[list[RowOperator]] = []
+    after: list[list[RowOperator]] = []
+    for chain in chains:
+        at = next((n for n, operator in enumerate(chain) if isinstance(operator, StatefulTransform)), None)
+        before.append([] if at is None else list(chain[:at]))
+        if at is None:
+            after.append(list(chain))
+        else:
+            stateful = chain[at]
+            assert isinstance(stateful, StatefulTransform)
+            after.append([*stateful.workers(), *chain[at + 1 :]])
+    return before, after
+
+
+def _first_rows(dataset: OpenDataset) -> np.ndarray:
+    return np.arange(min(_SAMPLE_ROWS, dataset.catalog.rows), dtype=np.int64)
+
+
+def _sample_texts(worker: DocumentWorker, samples: Sequence[pa.Table]) -> list[str]:
     """Some documents of every dataset, for the tokenizer's self-check."""
     texts: list[str] = []
-    for dataset, column in zip(datasets, columns, strict=True):
-        rows = np.arange(min(_SAMPLE_ROWS, dataset.catalog.rows), dtype=np.int64)
+    for d, sample in enumerate(samples):
         budget = _SAMPLE_BYTES
-        for text in dataset.take(rows).column(column).to_pylist():
-            if text and budget > 0:
+        for text in worker.texts(d, sample):
+            if budget > 0:
                 texts.append(text[:budget])
                 budget -= len(text)
     return texts
@@ -302,9 +486,9 @@ def _sample_texts(datasets: Sequence[OpenDataset], columns: Sequence[str]) -> li
 def _measure(
     source: WorkSource,
     datasets: Sequence[OpenDataset],
-    columns: Sequence[str],
-    field: str,
-    worker: TokenizeWorker,
+    needs: Sequence[Needs],
+    fetch: Fetcher,
+    worker: DocumentWorker,
     known: Mapping[str, float],
 ) -> dict[str, float]:
     """Tokens per row by dataset name, measured where they are not known.
@@ -318,17 +502,18 @@ def _measure(
 
     assert estimation is not None
 
-    def measured(dataset: OpenDataset, column: str) -> float:
-        if dataset.name in known:
-            return known[dataset.name]
+    def measured(number: int) -> float:
+        name = datasets[number].name
+        if name in known:
+            return known[name]
 
         def count(table: pa.Table) -> int:
-            return worker.count(pa.table({field: table.column(column)}))
+            return worker.count(number, fetch.named(number, table))
 
-        return estimation.tokens_per_row(dataset, column, count, seed=seed)
+        return estimation.tokens_per_row(datasets[number], needs[number].size_column, count, seed=seed)
 
     with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
-        return dict(zip([d.name for d in datasets], pool.map(measured, datasets, columns), strict=True))
+        return dict(zip([d.name for d in datasets], pool.map(measured, range(len(datasets))), strict=True))
 
 
 def _earlier_ratios(
@@ -353,16 +538,16 @@ def _fingerprint(
     options: Options,
     topology: Topology,
     datasets: Sequence[OpenDataset],
-    columns: Sequence[str],
-    tokenizer: Tokenizer,
+    needs: Sequence[Needs],
+    tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
 ) -> dict[str, Any]:
     made: dict[str, Any] = {
         "stream_version": STREAM_VERSION,
         "canonical_replicas": topology.lanes,
         "seq_len": operators.pack.max_length,
-        "tokenizer": tokenizer.content_hash[:16],
-        "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}",
+        "tokenizer": tokenizer.content_hash[:16] if tokenizer else "none",
+        "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
         "special_tokens": f"bos={special[0]} eos={special[1]}",
         "pack_algorithm": operators.pack.described(),
         "shuffle": f"buffer_size={operators.shuffle.buffer_size} seed={operators.shuffle.seed}"
@@ -376,6 +561,10 @@ def _fingerprint(
         "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
         "datasets": [dataset.name for dataset in datasets],
     }
+    if operators.rows:
+        made["row_operators"] = [_brief(operator.identity()) for operator in operators.rows]
+    if not operators.is_plain:
+        made["documents"] = [_brief(operator.identity()) for operator in operators.encode]
     brief = len(datasets) > _DATASETS_IN_DETAIL
     if operators.mixture:
         made["ensure_mixture"] = f"buffer_size={operators.mixture.buffer_size}"
@@ -391,7 +580,7 @@ def _fingerprint(
             options,
             topology,
             [datasets[i] for i in places],
-            [columns[i] for i in places],
+            [needs[i] for i in places],
             tokenizer,
             special,
         )
@@ -399,8 +588,9 @@ def _fingerprint(
     if operators.pack.homogeneity == "group":
         groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
         made["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
-    for dataset, column, weight in zip(datasets, columns, source.relative_weights.values(), strict=True):
-        made[f"dataset {dataset.name}"] = _content(dataset.catalog, dataset.catalog.n_shards, column, weight, brief)
+    for dataset, need, weight in zip(datasets, needs, source.relative_weights.values(), strict=True):
+        content = _content(dataset.catalog, dataset.catalog.n_shards, need.size_column, weight, brief)
+        made[f"dataset {dataset.name}"] = content
     return made
 
 
@@ -429,6 +619,13 @@ def _order_and_end(source: WorkSource) -> dict[str, Any]:
     if own:
         made["orders"] = own
     return made
+
+
+def _brief(identity: str) -> str:
+    """An operator's identity in a few words; a state has room for no more."""
+    if len(identity) <= 80:
+        return identity
+    return f"{identity[:60]}... {hashlib.sha256(identity.encode()).hexdigest()[:12]}"
 
 
 def _content(catalog: Catalog, n_shards: int, column: str, weight: float, brief: bool) -> dict[str, Any] | str:
@@ -475,9 +672,8 @@ def _explain(compiled: Compiled) -> str:
             lines.append(f"  from {start:,} {change}{f' until {end:,}' if end else ''}: {told}")
     lines += [
         "operators",
-        f"  tokenize: {operators.tokenize.tokenizer_id}, {compiled.tokenizer.backend} "
-        f"{compiled.tokenizer.backend_version}, BOS {compiled.bos_id}, EOS {compiled.eos_id}, "
-        f"column {operators.tokenize.field}",
+        *(f"  {operator.label}{_for(operator)}" for operator in operators.rows),
+        *(f"  {_described(compiled, operator)}{_for(operator)}" for operator in operators.encode),
         f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
     if operators.mixture:
@@ -502,8 +698,22 @@ def _explain(compiled: Compiled) -> str:
         f"window: {plan.window_chunks} chunk(s) of {source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {compiled.ready_records:,} records ready ({_size(ready)})",
         f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache.memory_bytes)} for decoded data",
+        *(f"note: {finding}" for finding in compiled.findings),
     ]
     return "\n".join(lines)
+
+
+def _described(compiled: Compiled, encode: Any) -> str:
+    tokenizer = compiled.tokenizer
+    with_what = (
+        f"{encode.tokenizer_id}, {tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "no tokenizer"
+    )
+    limit = f", at most {encode.max_length:,} tokens" if encode.max_length else ""
+    return f"{encode.kind}: {with_what}, BOS {compiled.bos_id}, EOS {compiled.eos_id}, column {encode.field}{limit}"
+
+
+def _for(operator: Any) -> str:
+    return f" for {', '.join(operator.datasets)}" if operator.datasets else ""
 
 
 def _size(nbytes: float) -> str:

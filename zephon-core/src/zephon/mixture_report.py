@@ -22,6 +22,8 @@ class Mixture:
         tokens: tokens made, those ahead of the consumer included.
         rows: rows read.
         skipped: rows that were null, empty or only white space.
+        dropped: rows that operators left out on purpose, such as a filter.
+        failed: rows left out because they could not be used, see `options(on_error="skip")`.
         window: share of the tokens of each lane's last whole window; as `achieved` before the first has ended.
         window_tokens: tokens of those windows; 0 before the first has ended.
     """
@@ -31,6 +33,8 @@ class Mixture:
     tokens: int
     rows: int
     skipped: int
+    dropped: int = 0
+    failed: int = 0
     window: float = 0.0
     window_tokens: int = 0
 
@@ -61,6 +65,8 @@ def mixture_of(compiled: Compiled, totals: Totals, begun: int) -> dict[str, Mixt
             tokens=tokens,
             rows=int(totals.rows[d]),
             skipped=int(totals.skipped[d]),
+            dropped=int(totals.dropped[d]),
+            failed=int(totals.failed[d]),
             window=last / whole if whole else achieved,
             window_tokens=last,
         )

@@ -11,6 +11,7 @@ from typing import Any
 
 from .engine import RUNNERS
 from .errors import PipelineError
+from .faults import FaultPolicy
 from .ops.base import check_workers
 
 __all__ = ["CacheOptions", "Options", "default_cache_dir", "default_lookahead", "default_workers"]
@@ -121,6 +122,9 @@ class Options:
     combine_flag: Callable[[bool], bool] | None = None
     ledger: str | os.PathLike[str] | None = None
     flush_index: str | os.PathLike[str] | None = None
+    on_error: str = "raise"
+    error_budget: float = 0.01
+    check_operators: bool = True
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
         """These options with some changed, all checked."""
@@ -142,6 +146,9 @@ class Options:
             if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
                 raise PipelineError(f"option {name} is {folder!r}; the path of a folder is needed.")
         CacheOptions.from_io_options(made.io_options)
+        FaultPolicy(made.on_error, made.error_budget)
+        if not isinstance(made.check_operators, bool):
+            raise PipelineError(f"option check_operators is {made.check_operators!r}; True or False is needed.")
         return made
 
     def ready_records(self, microbatch_size: int, record_bytes: int) -> int:

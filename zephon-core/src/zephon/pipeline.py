@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import numpy as np
+import pyarrow as pa
 
 from .batch import SampleBatch
 from .compiled import Compiled, Operators, compile_pipeline
@@ -16,9 +18,28 @@ from .engine import Totals, cuts_of
 from .errors import CheckpointError, PipelineError
 from .flush_index import FlushIndex
 from .mixture_report import Mixture, mixture_of
-from .ops import Batch, EnsureMixture, PackCounts, PackFlat, PackSequences, Shuffle, Tokenize
+from .ops import (
+    AddOp,
+    Batch,
+    DecodeText,
+    EnsureMixture,
+    Filter,
+    MapBatches,
+    MapTransform,
+    Operator,
+    PackCounts,
+    PackFlat,
+    PackSequences,
+    Pretokenized,
+    Shuffle,
+    StatefulTransform,
+    TextTemplate,
+    Tokenize,
+    TokenizeChat,
+)
 from .options import Options
 from .recipe import DataRecipe
+from .recipe_operators import operators_of_recipe
 from .sources import source_of
 from .state import Earlier, LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
 from .stream import BatchStream
@@ -149,21 +170,16 @@ class Pipeline:
             "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
             "fetch_parallelism": _unless_auto(recipe.fetch_parallelism),
             "pack_parallelism": _unless_auto(recipe.pack_parallelism),
+            "on_error": recipe.on_error,
+            "error_budget": recipe.error_budget,
             "io_options": {"cache": cache},
             "dp_degree": dp_degree,
             "dp_group_id": dp_group_id,
             "global_batch": global_batch,
         }
-        pipeline = (
-            Pipeline(source)
-            .options(**{**given, **options})
-            .tokenize(
-                tokenizer_id=tokenizer,
-                field=recipe.text_field,
-                special_tokens=recipe.special_tokens,
-                parallelism=_unless_auto(recipe.tokenize_parallelism),
-            )
-        )
+        pipeline = Pipeline(source).options(**{**given, **options})
+        for operator in operators_of_recipe(recipe, tokenizer):
+            pipeline = pipeline._with(operator)
         if recipe.ensure_mixture:
             pipeline = pipeline.ensure_mixture()
         pipeline = pipeline._with(_packing_of(recipe, seq_len))
@@ -204,6 +220,11 @@ class Pipeline:
             A folder in which every rank writes what it consumes; see `zephon.ledger`.
         flush_index
             A folder in which every rank writes where windows begin, for `seek`.
+        on_error, error_budget
+            "raise" ends the run at the first row that cannot be used (a function that raises, a template that fails),
+            "skip" leaves such rows out and counts them, up to that share of the rows of a chunk.
+        check_operators
+            Try the user's own functions before the run, see `zephon.ops.checks`.
 
         Raises:
             PipelineError: an option is unknown or unusable.
@@ -211,6 +232,71 @@ class Pipeline:
         new = self._derive()
         new._options = self._options.changed(changes)
         return new
+
+    # Operators on rows
+
+    def filter(
+        self,
+        condition: str | Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Keep the rows for which an expression, or a function of a row, is true; see `zephon.ops.Filter`."""
+        return self._with(Filter(condition, columns, datasets))
+
+    def map_transform(
+        self,
+        transform: Callable[[dict[str, Any]], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
+        return self._with(MapTransform(transform, columns, datasets))
+
+    def map_batches(
+        self,
+        transform: Callable[[pa.Table], pa.Table],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Change many rows at once with a function from an Arrow table to another; see `zephon.ops.MapBatches`."""
+        return self._with(MapBatches(transform, columns, datasets))
+
+    def add_op(
+        self,
+        operator: Operator | Callable[[pa.Table], pa.Table],
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
+        return self._with(AddOp(operator, columns, datasets))
+
+    def stateful_transform(
+        self, transform: Any, *, columns: Sequence[str] | None = None, datasets: Sequence[str] | None = None
+    ) -> Pipeline:
+        """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
+        return self._with(StatefulTransform(transform, columns, datasets))
+
+    def decode_text(
+        self,
+        field: str = "text",
+        encoding: str = "utf-8",
+        *,
+        errors: str = "replace",
+        datasets: Sequence[str] | None = None,
+    ) -> Pipeline:
+        """Turn a column of bytes into text; see `zephon.ops.DecodeText`."""
+        return self._with(DecodeText(field, encoding, errors, datasets))
+
+    def text_template(self, template: str, into: str = "text", *, datasets: Sequence[str] | None = None) -> Pipeline:
+        """Make the text of documents from several columns; see `zephon.ops.TextTemplate`."""
+        return self._with(TextTemplate(template, into, datasets))
+
+    # Rows into tokens
 
     def tokenize(
         self,
@@ -220,9 +306,27 @@ class Pipeline:
         special_tokens: str = "auto",
         backend: str = "auto",
         parallelism: int | None = None,
+        max_length: int | None = None,
+        split_long_samples: bool = False,
+        datasets: Sequence[str] | None = None,
     ) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
-        return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
+        return self._with(
+            Tokenize(
+                tokenizer_id, field, special_tokens, backend, parallelism, max_length, split_long_samples, datasets
+            )
+        )
+
+    def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
+        """Turn a column of conversations into tokens, trained on where the assistant speaks; see
+        `zephon.ops.TokenizeChat` for the options."""
+        return self._with(_made(TokenizeChat, "tokenize_chat", tokenizer_id=tokenizer_id, field=field, **options))
+
+    def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
+        """Take token ids from a column; see `zephon.ops.Pretokenized` for the options."""
+        return self._with(_made(Pretokenized, "pretokenized", field=field, **options))
+
+    # From documents to batches
 
     def ensure_mixture(self, buffer_size: int = 16384) -> Pipeline:
         """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
@@ -266,6 +370,10 @@ class Pipeline:
     def batch(self, microbatch_size: int, *, drop_last: bool = True) -> Pipeline:
         """Give out records in microbatches; see `zephon.ops.Batch`."""
         return self._with(Batch(microbatch_size, drop_last))
+
+    def prefetch(self, batches: int) -> Pipeline:
+        """Keep up to so many microbatches ready; the same as `options(prefetch_batches=batches)`."""
+        return self.options(prefetch_batches=batches)
 
     def explain(self) -> str:
         """The compiled plan: data, operators, workers, lanes, window, look-ahead and memory bound.
@@ -579,6 +687,17 @@ class _Batches:
         except StopIteration:
             self._ended = True
             raise
+
+
+def _made(kind: Any, name: str, **given: Any) -> Any:
+    """An operator of this kind; options that it does not have are refused like those of a pipeline."""
+    known = [spec.name for spec in fields(kind)]
+    for option in given:
+        if option not in known:
+            near = difflib.get_close_matches(option, known, n=1)
+            hint = f" (did you mean {near[0]}?)" if near else ""
+            raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
+    return kind(**given)
 
 
 def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

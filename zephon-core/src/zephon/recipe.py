@@ -53,6 +53,8 @@ from zephon._checks import (
     Flag,
     Integer,
     Location,
+    LongText,
+    Share,
     Size,
     Text,
     Weight,
@@ -81,6 +83,9 @@ CHANGES = ("constant", "linear", "cosine")
 BLOCK_WORDS = ("auto", "global", "none")
 RUNNERS = ("inline", "threads")
 LATER_RUNNERS = ("process", "ray")
+DOCUMENTS = ("text", "chat", "tokens")
+CHAT_LOSSES = ("assistant", "last_assistant", "all")
+TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
 SPECIAL_TOKEN_POLICIES = ("auto", "bos_eos", "bos", "eos", "none")
 
 
@@ -119,6 +124,39 @@ class SourceRecipe:
     """A source with one of the last three keys of its own has none of the recipe's."""
     stop_after_passes: int | None = _key(Integer(1), None, decides_data=True)
     max_repeats: int | None = _key(Integer(0), None, decides_data=True)
+    # Where these are given, they take the place of the recipe's for this source.
+    filter: str | None = _key(LongText("a filter expression", 8192), None, decides_data=True)
+    """Rows to keep: an expression on columns, see `zephon.ops.expression`."""
+    text_template: str | None = _key(LongText("a template such as {title} {body}", 1 << 16), None, decides_data=True)
+    """Makes the document's text from several columns: "# {title}\\n\\n{body}"."""
+    text_encoding: str | None = _key(Text("the name of an encoding"), None, decides_data=True)
+    """Encoding of a text column that holds bytes; None where it holds text."""
+    documents: str | None = _key(Choice(DOCUMENTS), None, decides_data=True)
+    """What rows hold: "text", "chat" (conversations) or "tokens" (token ids)."""
+    messages_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of conversations; None finds messages, conversations or conversation."""
+    tools_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of the tools of conversations; None takes tools where it is there."""
+    chat_template: str | None = _key(LongText("a chat template, or the path of one"), None, decides_data=True)
+    """Chat template, or the path of a .jinja file; None takes the tokenizer's own."""
+    chat_loss: str | None = _key(Choice(CHAT_LOSSES), None, decides_data=True)
+    """What is trained on in conversations: "assistant", "last_assistant" or "all"."""
+    chat_date: str | None = _key(Text("a date such as 2024-07-26"), None, decides_data=True)
+    """The day that chat templates take for today."""
+    tokens_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of token ids; None is input_ids."""
+    loss_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of flags that say which token ids are trained on."""
+    labels_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of labels, -100 where a token id is not trained on."""
+    positions_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of the positions of token ids."""
+    max_document_tokens: int | None = _key(Integer(1), None, decides_data=True)
+    """Longer documents are cut off, or split; None is no limit."""
+    split_long_documents: bool | None = _key(Flag(), None, decides_data=True)
+    """Split documents of more than max_document_tokens rather than cut them off."""
+    special_tokens: str | None = _key(Choice(SPECIAL_TOKEN_POLICIES), None, decides_data=True)
+    """Tokens put round each document of this source."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "SourceRecipe")
@@ -234,6 +272,40 @@ class DataRecipe:
     oversized: str = _key(Choice(OVERSIZED), "auto", decides_data=True)
     """Documents longer than a record: "split", or "drop", which leaves them out and counts them; "auto": split, but
     drop sequences."""
+    filter: str | None = _key(LongText("a filter expression", 8192), None, decides_data=True)
+    """Rows to keep: an expression on columns, see `zephon.ops.expression`."""
+    text_template: str | None = _key(LongText("a template such as {title} {body}", 1 << 16), None, decides_data=True)
+    """Makes the document's text from several columns: "# {title}\\n\\n{body}"."""
+    text_encoding: str | None = _key(Text("the name of an encoding"), None, decides_data=True)
+    """Encoding of a text column that holds bytes; None where it holds text."""
+    documents: str = _key(Choice(DOCUMENTS), "text", decides_data=True)
+    """What rows hold: "text", "chat" (conversations) or "tokens" (token ids)."""
+    messages_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of conversations; None finds messages, conversations or conversation."""
+    tools_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of the tools of conversations; None takes tools where it is there."""
+    chat_template: str | None = _key(LongText("a chat template, or the path of one"), None, decides_data=True)
+    """Chat template, or the path of a .jinja file; None takes the tokenizer's own."""
+    chat_loss: str = _key(Choice(CHAT_LOSSES), "assistant", decides_data=True)
+    """What is trained on in conversations: "assistant", "last_assistant" or "all"."""
+    chat_date: str | None = _key(Text("a date such as 2024-07-26"), None, decides_data=True)
+    """The day that chat templates take for today."""
+    tokens_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of token ids; None is input_ids."""
+    loss_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of flags that say which token ids are trained on."""
+    labels_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of labels, -100 where a token id is not trained on."""
+    positions_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of the positions of token ids."""
+    max_document_tokens: int | None = _key(Integer(1), None, decides_data=True)
+    """Longer documents are cut off, or split; None is no limit."""
+    split_long_documents: bool = _key(Flag(), False, decides_data=True)
+    """Split documents of more than max_document_tokens rather than cut them off."""
+    on_error: str = _key(Choice(("raise", "skip")), "raise", decides_data=False)
+    """What happens to rows that cannot be used: the first one ends the run, or they are left out."""
+    error_budget: float = _key(Share(), 0.01, decides_data=False)
+    """Share of the rows of a chunk that may be left out before the run ends all the same."""
     origin: str = field(default="recipe", compare=False, repr=False)
     """The file this came from, or what stands for it in messages; not a key."""
 
@@ -279,9 +351,15 @@ class DataRecipe:
             values["continue_from"] = _resolve(values["continue_from"], folder)
         if "schedule" in values:
             values["schedule"] = _stages(values["schedule"], where)
+        values = _with_template_path(values, folder)
         tables = _source_tables(values.get("sources"), where)
         values["sources"] = tuple(_source(table, i, folder, where) for i, table in enumerate(tables, start=1))
         return cls(**values, origin=where)
+
+    def setting(self, source: SourceRecipe, key: str) -> Any:
+        """A key as it holds for a source: its own, else the recipe's."""
+        own = getattr(source, key)
+        return getattr(self, key) if own is None else own
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (str, int, float, bool, None, lists, dicts) from which `from_dict` makes an equal recipe."""
@@ -305,8 +383,7 @@ class DataRecipe:
                 "name": source.name,
                 "weight": source.weight,
                 "text_field": source.text_field or common,
-                "group": source.group,
-                **source.own_settings(),
+                **{key: getattr(source, key) for key in _OWN_SETTINGS if getattr(source, key) is not None},
             }
             for source in self.sources
         ]
@@ -334,6 +411,9 @@ _OWN_KEYS = (
     "max_repeats",
 )
 _STAGE_KEYS = tuple(f.name for f in fields(StageRecipe))
+_OWN_SETTINGS = tuple(
+    f.name for f in fields(SourceRecipe) if f.metadata.get("decides_data") and f.name not in ("weight", "text_field")
+)
 _SOURCE_KEYS = tuple(f.name for f in fields(SourceRecipe))
 _RECIPE_KEYS = tuple(f.name for f in fields(DataRecipe) if f.name != "origin")
 
@@ -493,7 +573,15 @@ def _source(table: Any, index: int, folder: str, where: str) -> SourceRecipe:
         if spec.name in values:
             values[spec.name] = checked(spec.metadata["check"], values[spec.name], spec.name, inside)
     values["path"] = _resolve(values["path"], folder)
-    return SourceRecipe(**values)
+    return SourceRecipe(**_with_template_path(values, folder))
+
+
+def _with_template_path(values: dict[str, Any], folder: str) -> dict[str, Any]:
+    """The values with the path of a chat template made absolute, where it is one."""
+    template = values.get("chat_template")
+    if isinstance(template, str) and "\n" not in template and template.endswith(TEMPLATE_SUFFIXES):
+        return {**values, "chat_template": _resolve(template, folder)}
+    return values
 
 
 def _resolve(path: object, folder: str) -> object:

@@ -7,12 +7,14 @@ array operations over a whole block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["Pointer", "RecordBlock", "RowBlock", "TokenBlock", "ragged_take"]
+from .faults import RowFault
+
+__all__ = ["Pointer", "RecordBlock", "RowBlock", "RowPart", "TokenBlock", "ragged_take"]
 
 
 def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -42,18 +44,33 @@ class Pointer:
 
 
 @dataclass(slots=True)
+class RowPart:
+    """The rows of a block that are of one dataset.
+
+    Attributes:
+        dataset: its index.
+        table: the columns that the operators need, m rows.
+        places: int64[m], ascending: which rows of the block they are.
+    """
+
+    dataset: int
+    table: pa.Table
+    places: np.ndarray
+
+
+@dataclass(slots=True)
 class RowBlock:
     """Neighbouring rows of one chunk of one lane, as read.
 
     Attributes:
-        table: the columns that the operators need, n rows.
+        parts: the rows, by dataset, since each has columns of its own.
         dataset: int32[n], index of the row's dataset.
         row: int64[n], number of the row within its dataset.
         chunk: index of the chunk within the lane.
         position: int64[n], place of each row within the chunk.
     """
 
-    table: pa.Table
+    parts: list[RowPart]
     dataset: np.ndarray
     row: np.ndarray
     chunk: int
@@ -67,12 +84,16 @@ class TokenBlock:
     Attributes:
         tokens: uint32[n_tokens].
         offsets: int64[n_docs + 1].
-        dataset, row, position: as in `RowBlock`, one per document.
+        dataset, row, position: as in `RowBlock`, one per document; documents made of one row share their position.
         rows_read: int64[n_datasets], rows this block was made from.
         rows_skipped: int64[n_datasets], rows that were null, empty or only white space.
         loss: bool[n_tokens], True where the token is trained on as a label; None where all are.
         positions: int32[n_tokens], given positions, from 0; None where they count from the start of the document, or of
             the part of it that a record holds.
+        begin: int64[n_docs], tokens of the same row in documents before this one; None where no row made several.
+        rows_dropped: int64[n_datasets], rows that operators left out on purpose; None where none could.
+        rows_failed: int64[n_datasets], rows left out because they could not be used; None where none could.
+        faults: by chunk, the rows that could not be used, in order.
     """
 
     tokens: np.ndarray
@@ -85,6 +106,26 @@ class TokenBlock:
     rows_skipped: np.ndarray
     loss: np.ndarray | None = None
     positions: np.ndarray | None = None
+    begin: np.ndarray | None = None
+    rows_dropped: np.ndarray | None = None
+    rows_failed: np.ndarray | None = None
+    faults: tuple[tuple[int, tuple[RowFault, ...]], ...] = ()
+
+    def from_position(self, position: int) -> TokenBlock:
+        """The documents of rows from place `position` of the chunk on."""
+        first = int(np.searchsorted(self.position, position, side="left"))
+        cut = int(self.offsets[first])
+        return replace(
+            self,
+            tokens=self.tokens[cut:],
+            offsets=self.offsets[first:] - cut,
+            dataset=self.dataset[first:],
+            row=self.row[first:],
+            position=self.position[first:],
+            loss=None if self.loss is None else self.loss[cut:],
+            positions=None if self.positions is None else self.positions[cut:],
+            begin=None if self.begin is None else self.begin[first:],
+        )
 
 
 @dataclass(slots=True)

@@ -30,11 +30,12 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from zephon._arrow import string_array
+from zephon._arrow import int64_array, string_array
 from zephon.errors import DataError
 
 __all__ = ["DemoCorpus", "build_corpus", "build_demo", "grow", "train_tokenizer", "write_recipe"]
@@ -72,6 +73,8 @@ class DemoCorpus:
     """Folder of the tokenizer trained on them."""
     sources: dict[str, Path]
     """Folder of each source's shards, by name."""
+    samples: dict[str, Path]
+    """Folders of conversations ("chat") and of documents as token ids ("tokens"), made of the docs."""
 
 
 def build_demo(folder: str | os.PathLike[str], *, vocab_size: int = 8192) -> DemoCorpus:
@@ -83,13 +86,12 @@ def build_demo(folder: str | os.PathLike[str], *, vocab_size: int = 8192) -> Dem
     sources = build_corpus(folder / "corpus")
     manifest = (folder / "corpus" / _MANIFEST).read_text(encoding="utf-8")
     trained = {"corpus": json.loads(manifest), "vocab_size": vocab_size}
-    _build_folder(
-        folder / "tokenizer", trained, lambda target: train_tokenizer(_all_texts(sources), target, vocab_size)
-    )
+    build_folder(folder / "tokenizer", trained, lambda target: train_tokenizer(_all_texts(sources), target, vocab_size))
     recipe = write_recipe(
         folder / "recipe.toml", sources, weights={"code": 0.7, "docs": 0.3}, keys={"seed": 42, "cache_dir": "cache"}
     )
-    return DemoCorpus(recipe=recipe, tokenizer=folder / "tokenizer", sources=sources)
+    samples = build_samples(folder / "samples", sources["docs"], folder / "tokenizer", trained)
+    return DemoCorpus(recipe=recipe, tokenizer=folder / "tokenizer", sources=sources, samples=samples)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -123,7 +125,7 @@ def build_corpus(folder: str | os.PathLike[str], *, target_bytes: int | None = N
         _write_parquet(target / "code", code, CODE_SHARDS)
         _write_jsonl(target / "docs", docs, DOCS_SHARDS)
 
-    _build_folder(folder, made_from, build)
+    build_folder(folder, made_from, build)
     return {name: folder / name for name in ("code", "docs")}
 
 
@@ -282,7 +284,7 @@ def grow(
             grown.extend(_recombined(documents, random.Random(f"{seed}/{name}")))
             _write_parquet(target / name, grown.rows, shards)
 
-    _build_folder(folder, made_from, build)
+    build_folder(folder, made_from, build)
     return {name: folder / name for name in sources}
 
 
@@ -296,6 +298,68 @@ def _recombined(documents: Sequence[Sequence[str]], rng: random.Random) -> Itera
         if text.strip():
             yield {"text": text, "path": f"document-{number}"}
             number += 1
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Conversations and token ids
+
+
+def build_samples(folder: Path, docs: Path, tokenizer: Path, made_from: Mapping[str, object]) -> dict[str, Path]:
+    """The docs once more, as samples for fine-tuning, unless they are there already.
+
+    "chat" holds JSON lines {messages}, questions about things of one module and their doc strings as answers; "tokens"
+    Parquet rows {input_ids, loss}, whose title is not trained on.
+
+    Raises: `DataError` where `folder` cannot be written.
+    """
+
+    def build(target: Path) -> None:
+        rows = [row for row in _rows_of(docs) if row["text"].partition("\n\n")[2].strip()]
+        (target / "chat").mkdir()
+        with open(target / "chat" / "chat.jsonl", "w", encoding="utf-8") as file:
+            for talk in _conversations(rows):
+                file.write(json.dumps({"messages": talk}, ensure_ascii=False) + "\n")
+        (target / "tokens").mkdir()
+        pq.write_table(_as_tokens(rows, tokenizer), target / "tokens" / "tokens.parquet", row_group_size=ROW_GROUP_ROWS)
+
+    build_folder(folder, {"format": _FORMAT, **made_from}, build)
+    return {name: folder / name for name in ("chat", "tokens")}
+
+
+def _conversations(rows: Iterable[_Row]) -> Iterator[list[dict[str, str]]]:
+    """Up to three questions and answers each, about things whose names begin alike."""
+    talk: list[dict[str, str]] = []
+    about = ""
+    for row in rows:
+        module = row["name"].rpartition(".")[0]
+        if talk and (module != about or len(talk) >= 6):
+            yield talk
+            talk = []
+        about = module
+        _, _, answer = row["text"].partition("\n\n")
+        talk.append({"role": "user", "content": f"What is {row['name']}?"})
+        talk.append({"role": "assistant", "content": answer.strip()})
+    if talk:
+        yield talk
+
+
+def _as_tokens(rows: Sequence[_Row], tokenizer: Path) -> pa.Table:
+    from zephon.tokenizer import load_tokenizer
+
+    loaded = load_tokenizer(tokenizer)
+    texts = string_array([row["text"] for row in rows], pa.large_string())
+    titles = string_array([row["text"].partition("\n\n")[0] for row in rows], pa.large_string())
+    ids, offsets = loaded.encode(texts)
+    _, title_ends = loaded.encode(titles)
+    place = np.arange(len(ids)) - np.repeat(offsets[:-1], np.diff(offsets))
+    trained = place >= np.repeat(np.diff(title_ends), np.diff(offsets))
+    bounds = int64_array(offsets)
+    return pa.table(
+        {
+            "input_ids": pa.LargeListArray.from_arrays(bounds, int64_array(ids)),
+            "loss": pa.LargeListArray.from_arrays(bounds, int64_array(trained)),
+        }
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -386,7 +450,7 @@ def _toml(value: str | int | float | bool) -> str:
 # Files
 
 
-def _build_folder(folder: Path, made_from: Mapping[str, object], build: Callable[[Path], object]) -> None:
+def build_folder(folder: Path, made_from: Mapping[str, object], build: Callable[[Path], object]) -> None:
     """Makes `folder` by `build`, whole or not at all, unless one made from the same is there; one process at a time."""
     manifest = json.dumps(made_from, indent=2, sort_keys=True) + "\n"
     with _writing(folder):
@@ -466,6 +530,14 @@ def _parts(rows: Sequence[_Row], count: int) -> list[Sequence[_Row]]:
 def _all_texts(sources: Mapping[str, Path]) -> Iterator[str]:
     for path in sources.values():
         yield from _texts(path)
+
+
+def _rows_of(folder: Path) -> Iterator[_Row]:
+    """The rows of a JSONL source that this module wrote."""
+    for file in sorted(folder.iterdir()):
+        with gzip.open(file, "rt", encoding="utf-8") if file.suffix == ".gz" else open(file, encoding="utf-8") as f:
+            for line in f:
+                yield json.loads(line)
 
 
 def _texts(folder: Path) -> Iterator[str]:

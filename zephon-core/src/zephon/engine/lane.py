@@ -3,6 +3,8 @@
     curriculum -> [fetch, tokenize]  -> packer -> orderer -> ready
                    workers, ahead       one thread (whoever calls `advance`)
 
+With a stateful transform there is one queue more: [fetch] -> its accumulator -> [tokenize] -> packer.
+
 Work under way stands in queues in the order of the lane. What workers finish early waits there; accumulators only
 ever take the head. The end of a window travels through the queues as a mark between blocks.
 """
@@ -11,12 +13,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
-from ..ops import Job, Ordered, PackCounts
-from ..records import Pointer, RecordBlock, TokenBlock
+from ..faults import FaultBudget
+from ..ops import Emitted, Job, Ordered, PackCounts
+from ..records import Pointer, RecordBlock, RowBlock, TokenBlock
 from ..state import LaneStart
 from .plan import Plan
 from .runners import Runner, Task
@@ -37,6 +41,8 @@ class Totals:
     Attributes:
         rows: int64[n_datasets], rows read.
         skipped: int64[n_datasets], rows that were null, empty or only white space.
+        dropped: int64[n_datasets], rows that operators left out on purpose.
+        failed: int64[n_datasets], rows left out because they could not be used.
         tokens: int64[n_datasets], tokens made, special tokens included.
         windows: by lane, int64[n_datasets], the tokens of its last whole window.
         windows_ended: windows that have ended, over the lanes.
@@ -47,6 +53,8 @@ class Totals:
     def __init__(self, n_datasets: int) -> None:
         self.rows = np.zeros(n_datasets, dtype=np.int64)
         self.skipped = np.zeros(n_datasets, dtype=np.int64)
+        self.dropped = np.zeros(n_datasets, dtype=np.int64)
+        self.failed = np.zeros(n_datasets, dtype=np.int64)
         self.tokens = np.zeros(n_datasets, dtype=np.int64)
         self.windows: dict[int, np.ndarray] = {}
         self.windows_ended = 0
@@ -57,6 +65,10 @@ class Totals:
         """Count one block; gives its tokens by dataset, int64[n_datasets]."""
         self.rows += block.rows_read
         self.skipped += block.rows_skipped
+        if block.rows_dropped is not None:
+            self.dropped += block.rows_dropped
+        if block.rows_failed is not None:
+            self.failed += block.rows_failed
         tokens = np.bincount(block.dataset, weights=np.diff(block.offsets), minlength=len(self.tokens)).astype(np.int64)
         self.tokens += tokens
         return tokens
@@ -71,11 +83,15 @@ class _WindowEnd:
     """The mark between the blocks of one window and the next."""
 
 
+class _ReplayEnd(_WindowEnd):
+    """The end of a window before the one that the lane starts in, for a stateful transform alone."""
+
+
 class _LaneEnd:
     """The mark after the last block of a lane."""
 
 
-_WINDOW_END, _LANE_END = _WindowEnd(), _LaneEnd()
+_WINDOW_END, _REPLAY_END, _LANE_END = _WindowEnd(), _ReplayEnd(), _LaneEnd()
 
 
 class _Now:
@@ -138,6 +154,12 @@ class LaneStream:
         self._budget = lookahead_bytes
         self._block_bytes = _FIRST_BLOCK_BYTES
         self._largest_block = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
+        self._start_chunk, self._start_position = start.chunk, start.position
+        self._budget_of_faults = FaultBudget(plan.faults)
+        self._stage = plan.stateful
+        self._rows: _Queue = deque()  # for the stateful transform
+        self._window = self._stage.begin() if self._stage else None
+        self._stage_chunk = start.chunk - start.chunk % plan.window_chunks  # first one of its window
         self._work = self._pieces(start)
         self._exhausted = False
         self._made_bytes = 0  # of records on their way from the packer to the orderer
@@ -155,7 +177,8 @@ class LaneStream:
         # A lane whose records wait gets no more work: else a slow consumer would find ever more of them.
         made = self.ready * self._plan.pack.record_length * 4 + self._made_bytes
         while not self._exhausted and (
-            not (self._documents or self.ready) or (self._runner.looks_ahead and self._under_way + made < self._budget)
+            not (self._documents or self._rows or self.ready)
+            or (self._runner.looks_ahead and self._under_way + made < self._budget)
         ):
             self._hand_out()
 
@@ -163,15 +186,18 @@ class LaneStream:
         """Move finished work on; with `wait`, until records are ready or the lane has ended."""
         self._move_finished()
         while wait and not self.ready and not self.ended:
-            if not (self._ordered or self._packed or self._documents):
+            if not (self._ordered or self._packed or self._documents or self._rows):
                 self.fill()
             # The work nearest to the exit is the oldest; everything behind it goes on meanwhile.
             if self._ordered:
                 self._out(self._ordered.popleft())
             elif self._packed:
                 self._order(self._packed.popleft())
-            else:
+            elif self._documents:
                 self._pack(self._documents.popleft())
+                self.fill()
+            else:
+                self._push(self._rows.popleft())
                 self.fill()
             self._move_finished()
 
@@ -196,24 +222,44 @@ class LaneStream:
             self._order(self._packed.popleft())
         while self._runner.looks_ahead and self._documents and _finished(self._documents[0]):
             self._pack(self._documents.popleft())
+        while self._runner.looks_ahead and self._rows and _finished(self._rows[0]):
+            self._push(self._rows.popleft())
 
     def _hand_out(self) -> None:
         """Start the next piece of work, or note that there is none."""
         piece = next(self._work)
+        queue = self._rows if self._stage else self._documents
         if not isinstance(piece, tuple):
-            self._documents.append(piece)
+            queue.append(piece)
             self._exhausted = isinstance(piece, _LaneEnd)
             return
         # A block counts for more than its text where that is tiny, else small chunks would mean endless blocks.
         estimate = max(float(self._plan.row_bytes[piece[0]].sum()), self._largest_block / 8)
         plan, submit = self._plan, self._runner.submit
+        work = self._stage.prepare if self._stage else plan.tokenize
         if plan.fetch_apart:
-            task = submit("tokenize", _tokenize_fetched, plan, submit("fetch", plan.fetch, *piece))
+            task = submit("tokenize", _work_on_fetched, work, submit("fetch", plan.fetch, *piece))
         else:
-            task = submit("tokenize", _fetch_and_tokenize, plan, piece)
-        self._documents.append(task)
+            task = submit("tokenize", _fetch_and_work, work, plan, piece)
+        queue.append(task)
         self._estimates.append(estimate)
         self._under_way += estimate
+
+    def _push(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+        """The next rows, or a mark, into the stateful transform; what it gives goes on to the workers."""
+        stage, window, plan = self._stage, self._window, self._plan
+        assert stage and window
+        chunk = self._stage_chunk
+        if isinstance(item, _WindowEnd | _LaneEnd):
+            self._estimates.append(0.0)
+            emitted = stage.flush(window, chunk)
+            self._window = stage.begin()
+            self._stage_chunk += plan.window_chunks
+        else:
+            emitted = stage.push(window, item.result(), chunk)
+        self._documents.append(self._runner.submit("tokenize", _tokenize_emitted, plan, emitted))
+        if isinstance(item, _LaneEnd) or (isinstance(item, _WindowEnd) and not isinstance(item, _ReplayEnd)):
+            self._documents.append(item)
 
     def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
         """The next documents, or a mark, into the packer."""
@@ -231,6 +277,10 @@ class LaneStream:
         else:
             block: TokenBlock = item.result()
             self._under_way -= self._estimates.popleft()
+            for chunk, faults in block.faults:
+                self._budget_of_faults.add(chunk, self._plan.chunk_rows, faults)
+            if block.chunk == self._start_chunk and len(block.position) and block.position[0] < self._start_position:
+                block = block.from_position(self._start_position)
             self._window_tokens += self._totals.add(block)
             counts = self._totals.packing
             kept, dropped = counts.documents - counts.dropped, counts.dropped
@@ -254,9 +304,17 @@ class LaneStream:
                 f"every row of {names}; take a longer sequence length, or split long documents before or in packing."
             )
         return (
-            f"{rows} were null, empty or only white space, which is every row of {names}; name a column with text "
-            "(text_field)."
+            f"{rows} were null, empty or only white space{self._or_left_out()}, which is every row of {names}; name a "
+            "column with text (text_field)."
         )
+
+    def _or_left_out(self) -> str:
+        totals = self._totals
+        return ", or left out by the operators" if (totals.dropped + totals.failed).any() else ""
+
+    def _or_dropped(self) -> str:
+        totals = self._totals
+        return ", or left out by the operators" if (totals.dropped + totals.failed).any() else ""
 
     def _note_window(self) -> None:
         """Tell where the window begins that the packer has reached."""
@@ -302,7 +360,13 @@ class LaneStream:
 
     def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
+        window = self._plan.window_chunks
         index, position = start.chunk, start.position
+        # A stateful transform, and the account of faults, begin where their window or chunk does.
+        if self._stage:
+            index, position = index - index % window, 0
+        elif self._plan.faults.skips:
+            position = 0
         while (chunk := self._plan.curriculum.chunk(self._lane, index)) is not None:
             due = np.cumsum(self._plan.row_bytes[chunk.dataset])
             while position < len(chunk):
@@ -312,8 +376,11 @@ class LaneStream:
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._largest_block)
             index, position = index + 1, 0
-            if index % self._plan.window_chunks == 0 and index > start.window * self._plan.window_chunks:
-                yield _WINDOW_END
+            if index % window == 0:
+                if index > start.window * window:
+                    yield _WINDOW_END
+                elif self._stage:
+                    yield _REPLAY_END
         yield _LANE_END
 
 
@@ -323,9 +390,19 @@ def _finished(item: Task | tuple[Task, Job] | _WindowEnd | _LaneEnd) -> bool:
     return isinstance(item, _WindowEnd | _LaneEnd) or item.done()
 
 
-def _fetch_and_tokenize(plan: Plan, piece: _Piece) -> TokenBlock:
-    return plan.tokenize(plan.fetch(*piece))
+def _fetch_and_work(work: Callable[[RowBlock], Any], plan: Plan, piece: _Piece) -> Any:
+    return work(plan.fetch(*piece))
 
 
-def _tokenize_fetched(plan: Plan, rows: Task) -> TokenBlock:
-    return plan.tokenize(rows.result())
+def _work_on_fetched(work: Callable[[RowBlock], Any], rows: Task) -> Any:
+    return work(rows.result())
+
+
+def _tokenize_emitted(plan: Plan, emitted: Emitted) -> TokenBlock:
+    """The documents of rows that a stateful transform gave, with the account of those that went into it."""
+    block = plan.tokenize(emitted.rows)
+    block.rows_read, block.rows_dropped = emitted.rows_read, emitted.rows_dropped
+    block.rows_skipped = np.zeros_like(emitted.rows_read)
+    block.rows_failed = emitted.rows_failed
+    block.faults = (*emitted.faults, *block.faults)
+    return block

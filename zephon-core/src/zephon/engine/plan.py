@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import pyarrow as pa
 
-from .._arrow import int64_array
+from ..faults import FaultPolicy
 from ..io import OpenDataset
 from ..ops import (
     LEAST_HELD,
     BinPacker,
+    DocumentWorker,
     EnsureMixture,
     MixturePacker,
     Orderer,
@@ -23,11 +24,11 @@ from ..ops import (
     Passer,
     Shuffle,
     Shuffler,
-    TokenizeWorker,
+    StatefulStage,
     Turns,
     WrapPacker,
 )
-from ..records import RowBlock
+from ..records import RowBlock, RowPart
 from ..state import LaneStart
 from ..topology import Topology
 from ..work import AnyCurriculum
@@ -45,37 +46,40 @@ class Fetcher:
 
     Args:
         datasets: open datasets in the order of the curriculum.
-        columns: the text column of each dataset.
-        field: the name under which the operators know it.
+        columns: for each dataset, by the name under which the operators know a column, its name in the files.
     """
 
-    def __init__(self, datasets: Sequence[OpenDataset], columns: Sequence[str], field: str) -> None:
+    def __init__(self, datasets: Sequence[OpenDataset], columns: Sequence[Mapping[str, str]]) -> None:
         self._datasets = list(datasets)
         self._columns = list(columns)
-        self._field = field
 
     def __call__(self, dataset: np.ndarray, row: np.ndarray, chunk: int, first_position: int) -> RowBlock:
         """The rows `row` int64[n] of the datasets `dataset` int32[n], in that order."""
         present = np.unique(dataset)
         if len(present) == 1:
-            table = self._read(int(present[0]), row)
+            parts = [self._read(int(present[0]), row, np.arange(len(row), dtype=np.int64))]
         else:
-            # One read per dataset, then one gather to put the rows in the order of the chunk.
+            # One read per dataset.
             by_dataset = np.argsort(dataset, kind="stable")
             edges = [*np.searchsorted(dataset[by_dataset], present, side="left").tolist(), len(dataset)]
-            tables = [
-                self._read(int(d), row[by_dataset[low:high]])
+            parts = [
+                self._read(int(d), row[by_dataset[low:high]], by_dataset[low:high])
                 for d, low, high in zip(present, edges[:-1], edges[1:], strict=True)
             ]
-            back = np.empty(len(row), dtype=np.int64)
-            back[by_dataset] = np.arange(len(row), dtype=np.int64)
-            table = pa.concat_tables(tables).combine_chunks().take(int64_array(back))
         position = np.arange(first_position, first_position + len(row), dtype=np.int64)
-        return RowBlock(table=table, dataset=dataset, row=row, chunk=chunk, position=position)
+        return RowBlock(parts=parts, dataset=dataset, row=row, chunk=chunk, position=position)
 
-    def _read(self, dataset: int, rows: np.ndarray) -> pa.Table:
+    def table(self, dataset: int, rows: np.ndarray) -> pa.Table:
+        """Rows `rows` int64[n] of one dataset, with the columns that the operators need."""
         table = self._datasets[dataset].take(rows)
-        return pa.table({self._field: table.column(self._columns[dataset])})
+        return self.named(dataset, table)
+
+    def named(self, dataset: int, table: pa.Table) -> pa.Table:
+        """A table of a dataset as read, with its columns under the names that the operators know."""
+        return pa.table({name: table.column(source) for name, source in self._columns[dataset].items()})
+
+    def _read(self, dataset: int, rows: np.ndarray, places: np.ndarray) -> RowPart:
+        return RowPart(dataset, self.table(dataset, rows), places)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +103,16 @@ class Plan:
         mixture: holds the mixture locally, or None.
         tokens_per_row: for each dataset, in units of 2**-16.
         kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
+        chunk_rows: rows per chunk, about.
+        faults: what happens to rows that cannot be used.
+        stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
     """
 
     topology: Topology
     curriculum: AnyCurriculum
     window_chunks: int
     fetch: Fetcher
-    tokenize: TokenizeWorker
+    tokenize: DocumentWorker
     fetch_apart: bool
     pack: PackFlat
     shuffle: Shuffle | None
@@ -119,6 +126,9 @@ class Plan:
     mixture: EnsureMixture | None
     tokens_per_row: tuple[int, ...]
     kinds: np.ndarray
+    chunk_rows: int
+    faults: FaultPolicy
+    stateful: StatefulStage | None = None
 
     def packer(self, lane: int, start: LaneStart, counts: PackCounts) -> Packer:
         """A packer for a lane that begins at `start`, adding to `counts`."""

@@ -3,18 +3,38 @@
 from .base import Job, Ordered, Orderer, PackCounts, Packer
 from .batch import Batch
 from .bins import BinPacker
+from .chat import TokenizeChat
+from .checks import Finding, check_operators
+from .documents import DocumentWorker, Emitted, Encoder
+from .expression import Expression
 from .mixture import LEAST_HELD, EnsureMixture, MixturePacker, Turns
+from .needs import Needs, columns_needed
 from .pack import PackFlat, PackSequences, WrapPacker
+from .pretokenized import Pretokenized
+from .rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, RowOperator, TextTemplate
 from .shuffle import Passer, Shuffle, Shuffler
-from .tokenize import Tokenize, TokenizeWorker, add_special_tokens
+from .stateful import Stateful, StatefulStage, StatefulTransform, Window
+from .tokenize import Tokenize, add_special_tokens
 
 __all__ = [
     "LEAST_HELD",
+    "AddOp",
     "Batch",
     "BinPacker",
+    "DecodeText",
+    "DocumentWorker",
+    "Emitted",
+    "Encoder",
     "EnsureMixture",
+    "Expression",
+    "Filter",
+    "Finding",
     "Job",
+    "MapBatches",
+    "MapTransform",
     "MixturePacker",
+    "Needs",
+    "Operator",
     "Ordered",
     "Orderer",
     "PackCounts",
@@ -22,11 +42,20 @@ __all__ = [
     "PackSequences",
     "Packer",
     "Passer",
+    "Pretokenized",
+    "RowOperator",
     "Shuffle",
     "Shuffler",
+    "Stateful",
+    "StatefulStage",
+    "StatefulTransform",
+    "TextTemplate",
     "Tokenize",
-    "TokenizeWorker",
+    "TokenizeChat",
     "Turns",
+    "Window",
     "WrapPacker",
     "add_special_tokens",
+    "check_operators",
+    "columns_needed",
 ]

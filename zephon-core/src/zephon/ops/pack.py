@@ -183,21 +183,26 @@ class WrapPacker:
         """Take documents; gives a job for the records that are now complete."""
         part = Part(block.tokens, block.loss, block.positions)
         begins, ends = block.offsets[:-1], block.offsets[1:]
-        first_token = np.zeros(len(begins), dtype=np.int64)
+        # Tokens are counted within their row, which may have made several documents.
+        first_token = np.zeros(len(begins), dtype=np.int64) if block.begin is None else block.begin.copy()
+        dataset, row, position = block.dataset, block.row, block.position
         if self._skip and len(begins):
-            first_token[0] = self._skip
             part, begins, ends = part.slice(self._skip, len(part)), begins - self._skip, ends - self._skip
+            used = int(np.searchsorted(ends, 0, side="right"))  # documents that earlier records have used up
+            begins, ends, first_token = begins[used:], ends[used:], first_token[used:]
+            dataset, row, position = dataset[used:], row[used:], position[used:]
+            first_token[0] -= begins[0]
             begins[0] = 0
             self._skip = 0
         filled = ends > begins
         self._counts.documents += int(filled.sum())
         self._counts.oversized += int((ends - begins > self._length).sum())
         self._start = np.concatenate([self._start, self._held + begins[filled]])
-        self._dataset = np.concatenate([self._dataset, block.dataset[filled]])
-        self._row = np.concatenate([self._row, block.row[filled]])
+        self._dataset = np.concatenate([self._dataset, dataset[filled]])
+        self._row = np.concatenate([self._row, row[filled]])
         self._token = np.concatenate([self._token, first_token[filled]])
         self._chunk = np.concatenate([self._chunk, np.full(int(filled.sum()), block.chunk, dtype=np.int64)])
-        self._position = np.concatenate([self._position, block.position[filled]])
+        self._position = np.concatenate([self._position, position[filled]])
         self._parts.append(part)
         self._held += len(part)
         count = self._held // self._length

@@ -1,21 +1,25 @@
-"""Tokenizing: rows with text into documents of tokens."""
+"""Tokenizing: text into documents of tokens."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._arrow import byte_lengths, int64_array, mask_of, string_array
+from .._arrow import byte_lengths, int64_array, mask_of, one_chunk
 from ..errors import PipelineError
-from ..records import RowBlock, TokenBlock
 from ..tokenizer import Tokenizer
 from .base import check_workers
+from .documents import Documents, column_type_error, shortened, split_up
+from .expression import missing_column
+from .rows import Rows, check_names
 
-__all__ = ["Tokenize", "TokenizeWorker", "add_special_tokens"]
+__all__ = ["TextEncoder", "Tokenize", "add_special_tokens"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +32,49 @@ class Tokenize:
         special_tokens: "auto" (EOS, and BOS where the tokenizer has one of its own), "bos_eos", "bos", "eos" or "none".
         backend: "auto", or the library to insist on.
         parallelism: worker threads, or None for the default.
+        max_length: most tokens of a document, special tokens included; None is no limit. A longer one is cut off (its
+            EOS is kept), or, with `split_long_samples`, cut into several documents.
+        split_long_samples: see max_length.
+        datasets: names of the datasets with such documents, or None for all.
     """
 
+    kind: ClassVar[str] = "tokenize"
+    extra_columns: ClassVar[tuple[str, ...]] = ()
+    optional_columns: ClassVar[tuple[str, ...]] = ()
     tokenizer_id: str | os.PathLike[str]
     field: str = "text"
     special_tokens: str = "auto"
     backend: str = "auto"
     parallelism: int | None = None
+    max_length: int | None = None
+    split_long_samples: bool = False
+    datasets: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.field, str) or not self.field:
             raise PipelineError(f"tokenize field is {self.field!r}; the name of a text column is needed.")
         check_workers("tokenize", self.parallelism)
+        check_limit("tokenize", self.max_length, self.split_long_samples)
+        object.__setattr__(self, "datasets", check_names("tokenize", "datasets", self.datasets))
+
+    def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> TextEncoder:
+        """The worker, for a tokenizer that is loaded and checked."""
+        return TextEncoder(tokenizer, self.field, bos, eos, self.max_length, self.split_long_samples)
+
+    def identity(self) -> str:
+        """What decides the tokens besides tokenizer and special tokens, for fingerprints."""
+        limit = f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
+        return f"text {self.datasets or 'all'}{limit}"
+
+
+def check_limit(operator: str, max_length: object, split_long_samples: object) -> None:
+    """Refuse a limit of tokens that is none."""
+    if max_length is not None and (isinstance(max_length, bool) or not isinstance(max_length, int) or max_length < 1):
+        raise PipelineError(f"{operator} max_length is {max_length!r}; a number of tokens, or None, is needed.")
+    if not isinstance(split_long_samples, bool):
+        raise PipelineError(f"{operator} split_long_samples is {split_long_samples!r}; True or False is needed.")
+    if split_long_samples and max_length is None:
+        raise PipelineError(f"{operator} split_long_samples needs max_length, the tokens of a piece.")
 
 
 def add_special_tokens(
@@ -72,48 +107,86 @@ def add_special_tokens(
     return out, longer
 
 
-class TokenizeWorker:
-    """The worker of `Tokenize`: a stateless function over blocks of rows, used by any number of threads.
+class TextEncoder:
+    """The worker of `Tokenize`: a stateless function over rows, used by any number of threads.
 
     Args:
         tokenizer: loaded and checked.
         field: the text column.
         bos, eos: ids to put round each document, or None.
-        n_datasets: for the counts per dataset.
+        max_length, split: see `Tokenize`.
     """
 
-    def __init__(self, tokenizer: Tokenizer, field: str, bos: int | None, eos: int | None, n_datasets: int) -> None:
+    joins = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        field: str,
+        bos: int | None,
+        eos: int | None,
+        max_length: int | None = None,
+        split: bool = False,
+    ) -> None:
+        self.columns = (field,)
         self._tokenizer = tokenizer
         self._field = field
         self._bos, self._eos = bos, eos
-        self._n_datasets = n_datasets
+        self._limit, self._split = max_length, split
+        extra = (bos is not None) + (eos is not None)
+        if max_length is not None and max_length <= extra:
+            raise PipelineError(
+                f"tokenize max_length is {max_length}, which leaves no room for text besides {extra} special token(s)."
+            )
 
-    def count(self, table: pa.Table) -> int:
-        """Tokens that the rows of `table` make, special tokens included."""
-        text, _ = self._with_text(table)
-        offsets = self._tokenizer.encode(text)[1]
-        return int(offsets[-1]) + len(text) * ((self._bos is not None) + (self._eos is not None))
+    def alike(self, table: pa.Table) -> pa.Table:
+        """The text alone, as `large_string`."""
+        if self._field not in table.column_names:
+            raise PipelineError(f"tokenize {missing_column(self._field, table.column_names)}")
+        column = table.column(self._field)
+        if not pa.types.is_large_string(column.type):
+            try:
+                column = column.cast(pa.large_string()) if _holds_text(column.type) else None
+            except pa.ArrowException:
+                raise PipelineError(
+                    f'tokenize: column "{self._field}" holds bytes that are no UTF-8; add decode_text("{self._field}").'
+                ) from None
+            if column is None:
+                kind = table.column(self._field).type
+                raise PipelineError(column_type_error("tokenize", self._field, kind, "text"))
+        return pa.table({self._field: column})
 
-    def __call__(self, block: RowBlock) -> TokenBlock:
-        text, kept = self._with_text(block.table)
-        tokens, offsets = add_special_tokens(*self._tokenizer.encode(text), self._bos, self._eos)
-        dropped = np.bincount(block.dataset[~kept], minlength=self._n_datasets)
-        return TokenBlock(
-            tokens=tokens,
-            offsets=offsets,
-            dataset=block.dataset[kept],
-            row=block.row[kept],
-            position=block.position[kept],
-            chunk=block.chunk,
-            rows_read=np.bincount(block.dataset, minlength=self._n_datasets),
-            rows_skipped=dropped,
-        )
+    def encode(self, rows: Rows) -> Documents:
+        """The documents of rows as `alike` gives them."""
+        text, kept = self._with_text(rows.table)
+        tokens, offsets = self._tokenizer.encode(text)
+        places = rows.places[kept]
+        if self._limit is not None and not self._split:
+            room = self._limit - (self._bos is not None) - (self._eos is not None)
+            tokens, offsets, _ = shortened(tokens, offsets, room)
+        tokens, offsets = add_special_tokens(tokens, offsets, self._bos, self._eos)
+        if self._limit is not None and self._split:
+            offsets, document = split_up(offsets, self._limit)
+            places = places[document]
+        return Documents(tokens, offsets, places, rows.places[~kept])
+
+    def texts(self, rows: Rows) -> list[str]:
+        """The texts as they are."""
+        column = self.alike(rows.table).column(self._field)
+        return [text for text in column.to_pylist() if text]
 
     def _with_text(self, table: pa.Table) -> tuple[pa.Array, np.ndarray]:
         """The texts that are more than null, nothing or white space, and which rows they are (bool[n])."""
-        column = table.column(self._field)
-        text = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-        if isinstance(text, pa.ChunkedArray):  # no chunk at all
-            text = string_array([], column.type)
+        text = one_chunk(table.column(self._field))
         kept = (byte_lengths(text) > 0) & ~mask_of(pc.utf8_is_space(text))  # nulls have no bytes
         return (text if kept.all() else text.take(int64_array(np.flatnonzero(kept)))), kept
+
+
+def _holds_text(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_string(kind)
+        or pa.types.is_null(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_string_view(kind)
+    )

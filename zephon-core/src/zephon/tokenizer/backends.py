@@ -72,6 +72,12 @@ class TokenizersBackend:
         with _Guard("encode"):
             return [row.ids for row in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
+    def token_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids, and the characters (first, end) of the text that each stands for."""
+        with _Guard("encode"):
+            row = self._tokenizer.encode(text, add_special_tokens=False)
+            return row.ids, row.offsets
+
     def decode(self, ids: list[int]) -> str:
         with _Guard("decode"):
             text: str = self._named.decode(ids, skip_special_tokens=False)

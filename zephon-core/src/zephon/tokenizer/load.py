@@ -50,7 +50,7 @@ def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
     if path.is_dir():
         return _from_folder(path)
     if path.exists():
-        return TokenizerFiles(str(path), _read(path, MAX_TOKENIZER_BYTES))
+        return TokenizerFiles(str(path), read_file(path, MAX_TOKENIZER_BYTES))
     if not isinstance(tokenizer_id, str) or _looks_like_path(text):
         raise TokenizerError(
             f"tokenizer {text!r} does not exist; expected a folder with a tokenizer.json or the path of one"
@@ -61,6 +61,32 @@ def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
             "'organization/name@revision'); correct it or pass a local folder"
         )
     return _from_hub(text)
+
+
+def find_chat_template(tokenizer_id: str | os.PathLike[str]) -> bytes | None:
+    """The chat_template.jinja beside a tokenizer that `find_tokenizer` finds, or None where there is none."""
+    path = Path(os.fspath(tokenizer_id)).expanduser()
+    if path.is_file():
+        path = path.parent
+    if path.is_dir():
+        return _read_optional(path / "chat_template.jinja")
+    repo, _, revision = os.fspath(tokenizer_id).partition("@")
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return read_file(_download(repo, "chat_template.jinja", revision or None), MAX_CONFIG_BYTES)
+    except LocalEntryNotFoundError as error:
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            return None
+        raise _hub_error(repo, "chat_template.jinja", error) from None
+    except EntryNotFoundError:
+        return None
+    except TokenizerError:
+        raise
+    except Exception as error:
+        raise _hub_error(repo, "chat_template.jinja", error) from None
 
 
 def _looks_like_path(text: str) -> bool:
@@ -78,17 +104,17 @@ def _from_folder(folder: Path) -> TokenizerFiles:
         )
     return TokenizerFiles(
         str(path),
-        _read(path, MAX_TOKENIZER_BYTES),
+        read_file(path, MAX_TOKENIZER_BYTES),
         _read_optional(folder / "tokenizer_config.json"),
         _read_optional(folder / "special_tokens_map.json"),
     )
 
 
 def _read_optional(path: Path) -> bytes | None:
-    return _read(path, MAX_CONFIG_BYTES) if path.exists() else None
+    return read_file(path, MAX_CONFIG_BYTES) if path.exists() else None
 
 
-def _read(path: Path, limit: int) -> bytes:
+def read_file(path: Path, limit: int) -> bytes:
     """Bytes of a regular file of at most `limit` bytes; a device or pipe could give bytes for ever."""
     try:
         if not stat.S_ISREG(path.stat().st_mode):
@@ -127,7 +153,7 @@ def _from_hub(name: str) -> TokenizerFiles:
     config: bytes | None = None
     try:
         # Both files from the same commit: its hash is the name of the snapshot folder.
-        config = _read(_download(repo, "tokenizer_config.json", path.parent.name), MAX_CONFIG_BYTES)
+        config = read_file(_download(repo, "tokenizer_config.json", path.parent.name), MAX_CONFIG_BYTES)
     except LocalEntryNotFoundError as error:
         # Offline on purpose, and only the tokenizer was ever fetched: go by tokenizer.json alone. But when the
         # network failed, going on would give another BOS and EOS than the next start.
@@ -139,7 +165,7 @@ def _from_hub(name: str) -> TokenizerFiles:
         raise
     except Exception as error:
         raise _hub_error(name, "tokenizer_config.json", error) from None
-    return TokenizerFiles(name, _read(path, MAX_TOKENIZER_BYTES), config)
+    return TokenizerFiles(name, read_file(path, MAX_TOKENIZER_BYTES), config)
 
 
 def _download(repo: str, filename: str, revision: str | None) -> Path:

@@ -7,10 +7,12 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -87,6 +89,22 @@ def _chosen(definition: TokenizerDefinition, tree: Tree, names: Sequence[str]) -
         while len(_choices) > _CHOICES_KEPT:
             _choices.popitem(last=False)
     return chosen, refusals, known
+
+
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token with a role.
+
+    Attributes:
+        text: how it is written.
+        id: its id.
+        lstrip, rstrip: whether it takes the white space before or after it along.
+    """
+
+    text: str
+    id: int
+    lstrip: bool
+    rstrip: bool
 
 
 @dataclass
@@ -180,6 +198,59 @@ class Tokenizer:
             return self._reference().decode(array.tolist())
         except BackendFailure as failure:
             raise TokenizerError(f"{array.size} token ids cannot be decoded ({failure}); check the tokenizer") from None
+
+    @cached_property
+    def special_tokens(self) -> list[SpecialToken]:
+        """The tokens that text never becomes, in the order of their ids."""
+        added = self._definition.tree()["added_tokens"]
+        found = [SpecialToken(t["content"], t["id"], t["lstrip"], t["rstrip"]) for t in added if t["special"]]
+        return sorted(found, key=lambda token: token.id)
+
+    @cached_property
+    def token_bytes(self) -> np.ndarray | None:
+        """int32[vocab_size]: how many bytes of text each token stands for; None where tokens do not say.
+
+        Tokens of a byte-level BPE spell their bytes, one character each. A normalizer may still change the text before,
+        so the sum over a text is to be compared with its length.
+        """
+        tree = self._definition.tree()
+        model = tree["model"]
+        if model.get("type") != "BPE" or model.get("byte_fallback") or not _is_byte_level(tree):
+            return None
+        lengths = np.zeros(self.vocab_size, dtype=np.int32)
+        for token, number in model["vocab"].items():
+            lengths[number] = len(token)
+        for token in tree["added_tokens"]:
+            lengths[token["id"]] = len(token["content"].encode())
+        return lengths
+
+    @cached_property
+    def inner(self) -> "Tokenizer":
+        """The tokenizer for a piece of text that something comes before: itself, but where the first word of a text is
+        treated as no other is (Metaspace with prepend_scheme "first")."""
+        tree = self._definition.tree()
+        encoder = msgspec.json.decode(self._definition.encoder_json)
+        if not (_without_prefix(tree) | _without_prefix(encoder)):
+            return self
+        definition = replace(
+            self._definition,
+            json=msgspec.json.encode(tree).decode(),
+            encoder_json=msgspec.json.encode(encoder).decode(),
+        )
+        chosen, _, known = _chosen(definition, tree, FAST)
+        runtime = _Runtime(os.getpid(), chosen or known.reference, known.reference)
+        return Tokenizer(definition, insisted=False, keep_space=known.keep_space, runtime=runtime)
+
+    def token_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        """Ids of a text as `encode` gives them, and the characters (first, end) of each; slow.
+
+        Raises:
+            TokenizerError: the reference library breaks.
+        """
+        try:
+            return self._reference().token_spans(text)
+        except BackendFailure as failure:
+            raise TokenizerError(f"a text of {len(text)} characters cannot be tokenized ({failure})") from None
 
     def describe(self) -> dict[str, str | int | None]:
         """What runs and what decides its ids, as plain data for fingerprints, logs and explain()."""
@@ -279,6 +350,22 @@ class Tokenizer:
                 live = runtime.backend
                 runtime.reference = live if isinstance(live, TokenizersBackend) else load_reference(self._definition)
         return runtime.reference
+
+
+def _without_prefix(tree: Tree) -> bool:
+    """Take the prefix of the first word out of the pre-tokenizer, in place; whether there was one."""
+    step = tree.get("pre_tokenizer") or {}
+    found = False
+    for inner in [step, *(step.get("pretokenizers") or [])]:
+        if isinstance(inner, dict) and inner.get("type") == "Metaspace" and inner.get("prepend_scheme") == "first":
+            inner["prepend_scheme"], found = "never", True
+    return found
+
+
+def _is_byte_level(tree: Tree) -> bool:
+    decoder = tree.get("decoder") or {}
+    steps = decoder.get("decoders", [decoder]) if isinstance(decoder, dict) else []
+    return any(isinstance(step, dict) and step.get("type") == "ByteLevel" for step in steps)
 
 
 def _checked(column: pa.Array) -> pa.Array:

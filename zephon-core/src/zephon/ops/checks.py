@@ -1,0 +1,162 @@
+"""Looking at operators of the user's own before the run: what would make a stream depend on who runs it.
+
+An operator that gives another result the next time, remembers earlier rows, or looks at its neighbours gives a stream
+that changes with the number of workers, the size of blocks and every restart. Such things are found by trying it on a
+few rows of each dataset: twice, in blocks cut otherwise, and in another order of blocks.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from ..errors import DataError, PipelineError
+from ..faults import FaultPolicy, reason_of
+from .documents import DocumentWorker
+from .rows import RowFailure, RowOperator, Rows
+from .stateful import StatefulTransform
+
+__all__ = ["Finding", "check_operators"]
+
+_SINGLE_ROWS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something about an operator that a user should know.
+
+    Attributes:
+        operator: as `explain()` names it.
+        problem: "pickle" (it cannot go to other processes), "deterministic" (another result at the next call), "state"
+            (what it gives depends on what it was called with before) or "blocks" (it depends on which rows are put
+            together).
+        where: dataset and row on which it showed, or what cannot be pickled.
+    """
+
+    operator: str
+    problem: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"{self.operator} {_WORDS[self.problem]}: {self.where}"
+
+
+_WORDS = {
+    "pickle": "cannot be sent to worker processes",
+    "deterministic": "gives another result when it is called again",
+    "state": "gives results that depend on what it was called with before",
+    "blocks": "gives results that depend on which rows are put together",
+}
+
+
+def check_operators(
+    worker: DocumentWorker, names: Sequence[str], samples: Sequence[pa.Table], faults: FaultPolicy, *, compare: bool
+) -> tuple[Finding, ...]:
+    """Try the row operators on the first rows of every dataset.
+
+    Args:
+        worker: holds the operators.
+        names, samples: of the datasets, and their first rows.
+        faults: what happens to rows that cannot be used.
+        compare: try the user's own functions several times; else once, for what is plainly wrong.
+
+    Returns:
+        Findings that do not touch the data: what cannot be pickled.
+
+    Raises:
+        DataError: a row cannot be used, and such rows end the run.
+        PipelineError: an operator does not fit the columns, or its result would depend on how it is run.
+    """
+    found: dict[tuple[str, str], Finding] = {}
+    for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
+        table = sample
+        for operator in worker.operators_of(d):
+            given = table
+            try:
+                table = _applied(operator, given, faults.skips).table
+            except RowFailure as failure:
+                raise DataError(
+                    f"{worker.describe(d, failure.place)}: {failure.operator} failed: {failure.reason}; repair it, or "
+                    'leave such rows out with on_error = "skip".'
+                ) from failure.__cause__
+            except PipelineError as error:
+                raise PipelineError(f'dataset "{name}": {error}') from error.__cause__
+            if operator.function is None:
+                continue
+            problems = [("pickle", _why_not_pickled(operator))]
+            if compare and given.num_rows:
+                problems += _compared(operator, given, name)
+            for problem, where in problems:
+                if where is not None:
+                    found.setdefault((operator.label, problem), Finding(operator.label, problem, where))
+    fatal = [finding for finding in found.values() if finding.problem != "pickle"]
+    if fatal:
+        raise PipelineError(
+            "the stream would depend on how it is run, since "
+            + "; ".join(map(str, fatal))
+            + ". Make it a function of the row alone (options(check_operators=False) leaves out this check)."
+        )
+    return tuple(found.values())
+
+
+def _applied(operator: RowOperator, table: pa.Table, skips: bool = True) -> Rows:
+    rows = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips)
+    operator.apply(rows)
+    return rows
+
+
+def _why_not_pickled(operator: RowOperator) -> str | None:
+    try:
+        pickle.dumps(operator)
+    except Exception as error:
+        return reason_of(error)
+    return None
+
+
+def _compared(operator: RowOperator, table: pa.Table, dataset: str) -> list[tuple[str, str | None]]:
+    """What differs between calls that ought to be alike."""
+    wanted = _outcome(_applied(operator, table))
+    again = _outcome(_applied(operator, table))
+    row = _first_difference(wanted, again)
+    if row is not None:
+        return [("deterministic", f'dataset "{dataset}", row {row}')]
+    if isinstance(operator, StatefulTransform):
+        return []  # it may look at neighbours: a window is always whole
+    single: dict[int, list[str]] = {}
+    for start in range(min(_SINGLE_ROWS, table.num_rows)):
+        for place, values in _outcome(_applied(operator, table.slice(start, 1))).items():
+            single[place + start] = values
+    first = {place: values for place, values in wanted.items() if place < _SINGLE_ROWS}
+    row = _first_difference(first, single)
+    if row is not None:
+        # The same rows, put together as before: if that has changed too, it is the calls that matter.
+        late = _first_difference(wanted, _outcome(_applied(operator, table)))
+        return [("blocks" if late is None else "state", f'dataset "{dataset}", row {row}')]
+    half = table.num_rows // 2
+    if half:
+        # The second half first: whoever counts calls or rows gives something else.
+        later = _outcome(_applied(operator, table.slice(half)))
+        parts = {place + half: values for place, values in later.items()}
+        parts.update(_outcome(_applied(operator, table.slice(0, half))))
+        row = _first_difference(wanted, parts)
+        if row is not None:
+            return [("blocks", f'dataset "{dataset}", row {row}')]
+    return []
+
+
+def _outcome(rows: Rows) -> dict[int, list[str]]:
+    """What became of each row, in words."""
+    outcome: dict[int, list[str]] = {place: [f"failed {reason}"] for place, _, reason in rows.failed}
+    for place, values in zip(rows.places.tolist(), rows.as_dicts(), strict=True):
+        # A column that another row of the block has brought in says nothing about this one.
+        told = [(name, values[name]) for name in sorted(values) if values[name] is not None]
+        outcome.setdefault(place, []).append(repr(told))
+    return outcome
+
+
+def _first_difference(one: dict[int, list[str]], other: dict[int, list[str]]) -> int | None:
+    return next((place for place in sorted({*one, *other}) if one.get(place) != other.get(place)), None)

@@ -1,0 +1,87 @@
+"""Which columns of a dataset a pipeline reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import PipelineError
+from ..io import Dataset
+from .expression import missing_column
+from .rows import RowOperator
+from .tokenize import Tokenize
+
+__all__ = ["Needs", "columns_needed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What to read of one dataset.
+
+    Attributes:
+        columns: by the name that operators know, the name in the files.
+        size_column: the column of the files whose bytes stand for the size of a row.
+        is_text: whether that column must hold text.
+        optional: columns of the files that need not be there.
+        encode: the tokenizing operator, with "auto" columns found.
+    """
+
+    columns: dict[str, str]
+    size_column: str
+    is_text: bool
+    encode: Any
+    optional: frozenset[str] = field(default_factory=frozenset)
+
+
+def columns_needed(dataset: Dataset, operators: Sequence[RowOperator], encode: Any) -> Needs:
+    """Walk through the operators for a dataset.
+
+    Columns read before any function of the user's has run must be there. What is read after one may be of its making,
+    so it is read where it is there; what is missing then comes to light when the operators are tried, before the run.
+
+    Raises:
+        PipelineError: an operator needs a column that is not there.
+    """
+    if isinstance(encode, Tokenize):
+        document = dataset.text_field or encode.field
+        if not operators:
+            return Needs({encode.field: document}, document, True, encode)
+        renamed = {encode.field: document}
+    else:
+        renamed = {}
+    present = dataset.columns()
+    is_loose = any(kind is not None for kind in present.values())
+    encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
+    required: dict[str, bool] = {}
+    made: set[str] = set()
+    unknown = False
+    steps = [(operator.label, operator.columns, operator.makes) for operator in operators]
+    steps.append((encode.kind, (encode.field, *encode.extra_columns), ()))
+    for label, columns, makes in steps:
+        for name in present if columns is None else columns:
+            if name in made:
+                continue
+            source = renamed.get(name, name)
+            if source in present:
+                required.setdefault(name, not unknown and columns is not None)
+            elif not unknown:
+                raise PipelineError(f'dataset "{dataset.name}": {label} {missing_column(name, list(present))}')
+        if columns is None:
+            for name, source in renamed.items():
+                if source in present:
+                    required.setdefault(name, False)
+        if makes is None:
+            unknown = True
+        else:
+            made.update(makes)
+    for name in encode.optional_columns:
+        if name not in made and (name in present or is_loose):
+            required.setdefault(name, False)
+    read = {name: renamed.get(name, name) for name in required}
+    first = next(iter(present))
+    if not read:
+        read = {first: first}
+    sized = read.get(encode.field) or next(iter(read.values()))
+    optional = frozenset(read[name] for name, needed in required.items() if not needed)
+    return Needs(read, sized, False, encode, optional)

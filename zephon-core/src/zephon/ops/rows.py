@@ -1,0 +1,752 @@
+"""Operators on rows, before they become tokens: filters, maps, templates, decoding, and code of the user's own.
+
+Each is a frozen description that is also its own worker: `apply` takes some rows of one dataset and gives what becomes
+of them, and depends on nothing else. Where blocks are cut is the engine's business, so an operator must give the same
+rows however it is fed; `zephon.ops.checks` looks whether it does.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import inspect
+import re
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .._arrow import column_of, int64_array, one_chunk, valid_mask, values_of
+from ..errors import PipelineError
+from ..faults import reason_of
+from .expression import Expression, missing_column
+
+__all__ = [
+    "ROW_COLUMN",
+    "AddOp",
+    "DecodeText",
+    "Filter",
+    "MapBatches",
+    "MapTransform",
+    "Operator",
+    "RowFailure",
+    "RowOperator",
+    "Rows",
+    "TextTemplate",
+]
+
+ROW_COLUMN = "_row"
+"""Where a batch function that drops or multiplies rows finds, and must keep, the place of each row in its table."""
+
+
+class RowFailure(Exception):
+    """The first row that could not be used, where that ends the run. Never leaves this package."""
+
+    def __init__(self, place: int, operator: str, reason: str) -> None:
+        super().__init__(reason)
+        self.place, self.operator, self.reason = place, operator, reason
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of one dataset on their way through the operators.
+
+    Attributes:
+        table: the columns, m rows.
+        places: int64[m], ascending: which row of the block each came from; several may come from one.
+        skips: leave rows out that cannot be used, rather than raise.
+        failed: (place, operator, reason) of the rows left out.
+    """
+
+    table: pa.Table
+    places: np.ndarray
+    skips: bool = False
+    failed: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def take(self, indices: np.ndarray) -> None:
+        """Go on with the rows `indices` int64[k], ascending."""
+        self.table = self.table.take(int64_array(indices))
+        self.places = self.places[indices]
+
+    def keep(self, mask: np.ndarray) -> None:
+        """Go on with the rows where `mask` bool[m] is true."""
+        if not mask.all():
+            self.take(np.flatnonzero(mask))
+
+    def fail(self, index: int, operator: str, error: BaseException | str) -> None:
+        """Row `index` cannot be used; the caller takes it out.
+
+        Raises:
+            RowFailure: the first such row ends the run.
+        """
+        reason = error if isinstance(error, str) else reason_of(error)
+        place = int(self.places[index])
+        if not self.skips:
+            raise RowFailure(place, operator, reason) from (error if isinstance(error, BaseException) else None)
+        self.failed.append((place, operator, reason))
+
+    def as_dicts(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """The rows as Python values."""
+        names = list(columns) if columns is not None else self.table.column_names
+        if not names:
+            return [{} for _ in range(self.table.num_rows)]
+        values = [self.table.column(name).to_pylist() for name in names]
+        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+class RowOperator:
+    """What all of them have in common.
+
+    Attributes:
+        kind: the name of the method of `Pipeline` that adds it.
+        columns: columns it reads; None where it may read any.
+        makes: columns it adds; None where nobody knows before it has run.
+        datasets: names of the datasets it is for; None where it is for all.
+    """
+
+    kind: ClassVar[str]
+    columns: Sequence[str] | None
+    datasets: Sequence[str] | None
+
+    @property
+    def makes(self) -> tuple[str, ...] | None:
+        return ()
+
+    @property
+    def label(self) -> str:
+        """What messages and `explain()` call it."""
+        return self.kind
+
+    @property
+    def function(self) -> Any:
+        """The user's own code in it, or None."""
+        return None
+
+    def apply(self, rows: Rows) -> None:
+        """Do it, in place."""
+        raise NotImplementedError
+
+    def identity(self) -> str:
+        """What decides its result, as text that is the same in every process; for fingerprints."""
+        raise NotImplementedError
+
+    def is_for(self, dataset: str) -> bool:
+        """Whether rows of this dataset go through it."""
+        return self.datasets is None or dataset in self.datasets
+
+
+def check_names(operator: str, what: str, names: Any) -> tuple[str, ...] | None:
+    """A list of names, or None; PipelineError for anything else."""
+    if names is None:
+        return None
+    given = [names] if isinstance(names, str) else names
+    if not isinstance(given, Iterable):
+        raise PipelineError(f"{operator} {what} is {names!r}; a list of names is needed.")
+    made = tuple(given)
+    if not made or not all(isinstance(name, str) and name for name in made):
+        raise PipelineError(f"{operator} {what} is {names!r}; a list of names is needed.")
+    return made
+
+
+def _checked_names(instance: Any) -> None:
+    for what in ("columns", "datasets"):
+        if what in getattr(instance, "__dataclass_fields__", {}):
+            object.__setattr__(instance, what, check_names(instance.kind, what, getattr(instance, what)))
+
+
+def name_of(function: Any) -> str:
+    """What messages call a function."""
+    if isinstance(function, partial):
+        return name_of(function.func)
+    name = getattr(function, "__qualname__", None) or type(function).__qualname__
+    return str(name).replace("<locals>.", "")
+
+
+def identity_of(function: Any) -> str:
+    """Name and digest of the source of a function, or of the class of an object, and of what it is bound to."""
+    if isinstance(function, partial):
+        bound = repr((function.args, sorted(function.keywords.items())))
+        return f"{identity_of(function.func)} with {_digest(bound)}"
+    subject = function if hasattr(function, "__code__") or inspect.isclass(function) else type(function)
+    if inspect.ismethod(function):
+        subject = function.__func__
+    try:
+        source = textwrap.dedent(inspect.getsource(subject))
+    except (OSError, TypeError):  # typed in at a prompt, or not written in Python
+        code = getattr(subject, "__code__", None)
+        source = repr((code.co_code, code.co_names, code.co_varnames)) if code else ""
+    return f"{name_of(subject)} {_digest(source)}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+
+
+def _require(rows: Rows, operator: RowOperator, columns: Iterable[str]) -> None:
+    for name in columns:
+        if name not in rows.table.column_names:
+            raise PipelineError(f"{operator.label} {missing_column(name, rows.table.column_names)}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Filters
+
+
+@dataclass(frozen=True)
+class Filter(RowOperator):
+    """Keep the rows that pass.
+
+    Attributes:
+        condition: an expression on columns (see `zephon.ops.expression`), which Arrow evaluates, or a function of one
+            row, a dict.
+        columns: what a function gets of a row; None gives it all columns of the dataset. Reading only what is needed
+            is faster.
+        datasets: names of the datasets to filter, or None for all.
+    """
+
+    kind: ClassVar[str] = "filter"
+    condition: str | Expression | Callable[[dict[str, Any]], Any]
+    columns: Sequence[str] | None = None
+    datasets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.condition, str):
+            object.__setattr__(self, "condition", Expression(self.condition))
+        if isinstance(self.condition, Expression):
+            if self.columns is not None:
+                raise PipelineError(
+                    "filter columns is for functions; an expression says itself which columns it reads."
+                )
+            object.__setattr__(self, "columns", self.condition.columns)
+        elif not callable(self.condition):
+            raise PipelineError(f"filter takes an expression or a function of a row; {self.condition!r} is given.")
+        _checked_names(self)
+
+    @property
+    def label(self) -> str:
+        if isinstance(self.condition, Expression):
+            return f'filter("{self.condition.text}")'
+        return f"filter({name_of(self.condition)})"
+
+    @property
+    def function(self) -> Any:
+        return None if isinstance(self.condition, Expression) else self.condition
+
+    def identity(self) -> str:
+        text = self.condition.text if isinstance(self.condition, Expression) else identity_of(self.condition)
+        return f"filter {text} {self.columns} {self.datasets}"
+
+    def apply(self, rows: Rows) -> None:
+        if isinstance(self.condition, Expression):
+            rows.keep(self.condition.keep(rows.table))
+            return
+        _require(rows, self, self.columns or ())
+        results = _each(rows, self, self.function, rows.as_dicts(self.columns))
+        try:
+            kept = [result is not _FAILED and bool(result) for result in results]
+        except Exception:
+            kept = []
+            for index, result in enumerate(results):
+                try:
+                    kept.append(result is not _FAILED and bool(result))
+                except Exception as error:  # an array, for example, is neither true nor false
+                    rows.fail(index, self.label, error)
+                    kept.append(False)
+        rows.keep(np.array(kept, dtype=bool))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Maps
+
+
+@dataclass(frozen=True)
+class MapTransform(RowOperator):
+    """Change rows one by one with a function: as slow as Python is, and no slower.
+
+    Attributes:
+        transform: gets a row, a dict of Python values, and gives a dict of columns to replace or add (what it does not
+            name stays), None to drop the row, or a list of dicts to make several rows of it.
+        columns: what the function gets of a row; None gives it all columns of the dataset.
+        datasets: names of the datasets to map, or None for all.
+    """
+
+    kind: ClassVar[str] = "map_transform"
+    transform: Callable[[dict[str, Any]], dict[str, Any] | list[dict[str, Any]] | None]
+    columns: Sequence[str] | None = None
+    datasets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.transform):
+            raise PipelineError(f"map_transform takes a function of a row; {self.transform!r} is given.")
+        _checked_names(self)
+
+    @property
+    def makes(self) -> None:
+        return None
+
+    @property
+    def label(self) -> str:
+        return f"map_transform({name_of(self.transform)})"
+
+    @property
+    def function(self) -> Any:
+        return self.transform
+
+    def identity(self) -> str:
+        return f"map_transform {identity_of(self.transform)} {self.columns} {self.datasets}"
+
+    def apply(self, rows: Rows) -> None:
+        _require(rows, self, self.columns or ())
+        results = _each(rows, self, self.transform, rows.as_dicts(self.columns))
+        replace_rows(rows, self.label, results)
+
+
+_FAILED: Any = object()
+
+
+def _each(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], values: list[Any]) -> list[Any]:
+    """`function` of every value; `_FAILED` where it raised."""
+    results: list[Any] = []
+    append = results.append
+    while len(results) < len(values):
+        try:
+            # Nothing but the call and the append: what a bare loop costs.
+            for value in values[len(results) :] if results else values:
+                append(function(value))
+        except Exception as error:
+            rows.fail(len(results), operator.label, error)
+            append(_FAILED)
+    return results
+
+
+def replace_rows(rows: Rows, label: str, results: list[Any]) -> None:
+    """Go on with what a function gave for each row: a dict, several, or None."""
+    if set(map(type, results)) == {dict}:
+        source, flat = None, results
+    else:
+        kept: list[int] = []
+        flat = []
+        for index, result in enumerate(results):
+            if result is None or result is _FAILED:
+                continue
+            made = result if isinstance(result, list) else [result]
+            wrong = next((item for item in made if not isinstance(item, Mapping)), None)
+            if wrong is not None:
+                rows.fail(index, label, f"it gave {type(wrong).__name__}; a dict, a list of dicts or None is needed")
+                continue
+            kept += [index] * len(made)
+            flat += made
+        source = np.array(kept, dtype=np.int64)
+    names = list(dict.fromkeys(name for result in flat for name in result))
+    for name in names:
+        if not isinstance(name, str) or name == ROW_COLUMN:
+            raise PipelineError(f"{label} gives a column named {name!r}; a text other than {ROW_COLUMN!r} is needed.")
+    columns, bad = {}, np.zeros(len(flat), dtype=bool)
+    for name in names:
+        values = [result.get(name, _FAILED) for result in flat]
+        if any(value is _FAILED for value in values):  # what a row's result does not name stays as it was
+            here = name in rows.table.column_names
+            before = rows.table.column(name).to_pylist() if here else [None] * rows.table.num_rows
+            of = range(len(flat)) if source is None else source.tolist()
+            values = [before[n] if value is _FAILED else value for n, value in zip(of, values, strict=True)]
+        columns[name] = _column_or_faults(label, name, values, bad)
+    if source is not None:
+        for index in np.flatnonzero(bad).tolist():
+            rows.fail(int(source[index]), label, _NOT_TEXT)
+        rows.take(source)
+    elif bad.any():
+        for index in np.flatnonzero(bad).tolist():
+            rows.fail(index, label, _NOT_TEXT)
+    table = rows.table
+    for name, column in columns.items():
+        at = table.schema.get_field_index(name)
+        table = table.append_column(name, column) if at < 0 else table.set_column(at, name, column)
+    rows.table = table
+    rows.keep(~bad)
+
+
+def columns_from(label: str, results: list[dict[str, Any]]) -> pa.Table:
+    """A table of rows given by a function; what a row lacks is null.
+
+    Raises:
+        PipelineError: the values of a column are not of one type, or no Unicode.
+    """
+    bad = np.zeros(len(results), dtype=bool)
+    names = list(dict.fromkeys(name for result in results for name in result))
+    columns = {name: _column_or_faults(label, name, [row.get(name) for row in results], bad) for name in names}
+    if bad.any():
+        raise PipelineError(f"{label}: {_NOT_TEXT}.")
+    return pa.table(columns)
+
+
+_NOT_TEXT = "it gave text with half a surrogate pair, which is no Unicode"
+
+
+def _column_or_faults(label: str, name: str, values: list[Any], bad: np.ndarray) -> pa.Array:
+    try:
+        return column_of(values)
+    except UnicodeEncodeError:
+        for index, value in enumerate(values):
+            try:
+                if isinstance(value, str):
+                    value.encode()
+            except UnicodeEncodeError:
+                bad[index] = True
+        return column_of(["" if wrong else value for value, wrong in zip(values, bad.tolist(), strict=True)])
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        kinds = sorted({type(value).__name__ for value in values if value is not None})
+        raise PipelineError(
+            f'{label} gives values in column "{name}" that make no Arrow column ({reason_of(error)}); their types are '
+            f"{', '.join(kinds)}, and one type is needed."
+        ) from None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Batches
+
+
+class Operator:
+    """Base of operators written as a class: several rows at a time, with a set-up of its own in every worker.
+
+    Each worker (thread or process) gets a copy of the object and calls `setup` on it once, before its first rows: the
+    place to load a model or open a lexicon. What is kept there must not change what comes out: a row's result may
+    depend on nothing but the row.
+
+    Attributes:
+        columns: columns that it reads, or None for all.
+        version: part of the run's fingerprint; change it when the result changes in a way that the source of the class
+            does not show.
+    """
+
+    columns: Sequence[str] | None = None
+    version: str = ""
+
+    def setup(self) -> None:
+        """Called once per worker."""
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        """The rows that become of those in `table`; see `MapBatches` for what is asked of them."""
+        raise NotImplementedError
+
+
+class _PerThread:
+    """Copies of an operator, one per thread that calls it; pickles as the operator alone."""
+
+    def __init__(self, prototype: Operator) -> None:
+        self.prototype = prototype
+        self._own = threading.local()
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        worker = getattr(self._own, "worker", None)
+        if worker is None:
+            worker = copy.deepcopy(self.prototype)
+            worker.setup()
+            self._own.worker = worker
+        return worker(table)
+
+    def __getstate__(self) -> Operator:
+        return self.prototype
+
+    def __setstate__(self, prototype: Operator) -> None:
+        self.__init__(prototype)  # type: ignore[misc]
+
+    def __deepcopy__(self, memo: Any) -> _PerThread:
+        return _PerThread(self.prototype)
+
+
+@dataclass(frozen=True)
+class MapBatches(RowOperator):
+    """Change many rows at once with a function from an Arrow table to an Arrow table: the fast way.
+
+    Attributes:
+        transform: the function. As many rows as it gets, it may give back in any columns; to drop or multiply rows it
+            keeps the column "_row", which says for each row which one of those it got it came from (a filter or take of
+            the table does that by itself). Rows must stay in order.
+        columns: columns of the table; None gives all columns of the dataset.
+        datasets: names of the datasets to map, or None for all.
+    """
+
+    kind: ClassVar[str] = "map_batches"
+    transform: Callable[[pa.Table], pa.Table]
+    columns: Sequence[str] | None = None
+    datasets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not callable(self.transform):
+            raise PipelineError(f"{self.kind} takes a function of an Arrow table; {self.transform!r} is given.")
+        if isinstance(self.transform, Operator):
+            if self.columns is None:
+                object.__setattr__(self, "columns", self.transform.columns)
+            object.__setattr__(self, "transform", _PerThread(self.transform))
+        _checked_names(self)
+
+    @property
+    def makes(self) -> None:
+        return None
+
+    @property
+    def label(self) -> str:
+        return f"{self.kind}({name_of(self.function)})"
+
+    @property
+    def function(self) -> Any:
+        return self.transform.prototype if isinstance(self.transform, _PerThread) else self.transform
+
+    def identity(self) -> str:
+        version = f" {self.function.version}" if isinstance(self.function, Operator) else ""
+        return f"{self.kind} {identity_of(self.function)}{version} {self.columns} {self.datasets}"
+
+    def apply(self, rows: Rows) -> None:
+        _require(rows, self, self.columns or ())
+        if not rows.table.num_rows:
+            return
+        table = rows.table if self.columns is None else rows.table.select(list(self.columns))
+        # What it does not get stays as it is.
+        others = [name for name in rows.table.column_names if name not in table.column_names]
+        if ROW_COLUMN in table.column_names:
+            raise PipelineError(f"{self.label}: the data has a column {ROW_COLUMN}, which is kept for its own use.")
+        given = table.append_column(ROW_COLUMN, int64_array(np.arange(table.num_rows, dtype=np.int64)))
+        result, source = self._call(rows, given, 0)
+        untouched = rows.table.select(others)
+        if source is not None:
+            untouched = untouched.take(int64_array(source))
+            rows.places = rows.places[source]
+        for name in others:
+            if name not in result.column_names:
+                result = result.append_column(name, untouched.column(name))
+        rows.table = result
+
+    def _call(self, rows: Rows, given: pa.Table, first: int) -> tuple[pa.Table, np.ndarray | None]:
+        """What the function makes of `given`, whose first row is row `first`, and where its rows came from."""
+        try:
+            result = self.transform(given)
+        except Exception as error:
+            return self._call_in_halves(rows, given, first, error)
+        if not isinstance(result, pa.Table):
+            raise PipelineError(f"{self.label} gave {type(result).__name__}; a pyarrow.Table is needed.")
+        if ROW_COLUMN not in result.column_names:
+            if result.num_rows != given.num_rows:
+                raise PipelineError(
+                    f"{self.label} got {given.num_rows} rows and gave {result.num_rows}; one that drops or multiplies "
+                    f'rows must keep the column "{ROW_COLUMN}" with the place that each row came from.'
+                )
+            source = None if given.num_rows == rows.table.num_rows else np.arange(first, first + given.num_rows)
+            return result, source
+        source = self._source_of(result, first, given.num_rows)
+        return result.drop_columns([ROW_COLUMN]), source
+
+    def _source_of(self, result: pa.Table, first: int, count: int) -> np.ndarray:
+        column = one_chunk(result.column(ROW_COLUMN))
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise PipelineError(
+                f'{self.label} gave a column "{ROW_COLUMN}" of {column.type}; whole numbers are needed.'
+            )
+        source = values_of(column.cast(pa.int64()))
+        if len(source) and not (source[0] >= first and source[-1] < first + count and (np.diff(source) >= 0).all()):
+            raise PipelineError(
+                f'{self.label} gave rows in another order, or of numbers it did not get in "{ROW_COLUMN}".'
+            )
+        return source
+
+    def _call_in_halves(
+        self, rows: Rows, given: pa.Table, first: int, error: Exception
+    ) -> tuple[pa.Table, np.ndarray | None]:
+        """Find the rows over which the function raises, and go on without them."""
+        count = given.num_rows
+        if count == 1:
+            rows.fail(first, self.label, error)
+            empty = given.slice(0, 0)
+            return empty.drop_columns([ROW_COLUMN]), np.empty(0, dtype=np.int64)
+        half, before = count // 2, len(rows.failed)
+        parts = [self._call(rows, given.slice(0, half), first), self._call(rows, given.slice(half), first + half)]
+        if len(rows.failed) == before:
+            raise PipelineError(
+                f"{self.label} raised over {count} rows together ({reason_of(error)}), but not over its halves; "
+                "what it does may not depend on how rows are put together."
+            ) from error
+        tables = [table for table, _ in parts if table.num_rows] or [parts[0][0]]
+        sources = [source if source is not None else np.arange(table.num_rows) for table, source in parts]
+        return pa.concat_tables(tables, promote_options="permissive"), np.concatenate(sources)
+
+
+@dataclass(frozen=True)
+class AddOp(MapBatches):
+    """An `Operator`, or a function, of the user's own; works as `MapBatches` does."""
+
+    kind: ClassVar[str] = "add_op"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Text
+
+
+@dataclass(frozen=True)
+class DecodeText(RowOperator):
+    """Turn a column of bytes into text.
+
+    Attributes:
+        field: the column.
+        encoding: "utf-8", or any other that Python knows.
+        errors: what happens to bytes that are no such text: "replace" puts U+FFFD in their place, "ignore" leaves them
+            out, "strict" makes the row one that cannot be used.
+        datasets: names of the datasets to decode, or None for all.
+    """
+
+    kind: ClassVar[str] = "decode_text"
+    field: str = "text"
+    encoding: str = "utf-8"
+    errors: str = "replace"
+    datasets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.field, str) or not self.field:
+            raise PipelineError(f"decode_text field is {self.field!r}; the name of a column is needed.")
+        if self.errors not in ("replace", "ignore", "strict"):
+            raise PipelineError(f'decode_text errors is {self.errors!r}; "replace", "ignore" or "strict" is needed.')
+        try:
+            if not isinstance(b"a".decode(self.encoding), str):
+                raise LookupError
+        except (LookupError, TypeError, ValueError, UnicodeError):
+            raise PipelineError(
+                f"decode_text encoding is {self.encoding!r}; the name of a text encoding is needed."
+            ) from None
+        _checked_names(self)
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (self.field,)
+
+    @property
+    def label(self) -> str:
+        return f"decode_text({self.field})"
+
+    def identity(self) -> str:
+        return f"decode_text {self.field} {self.encoding} {self.errors} {self.datasets}"
+
+    def apply(self, rows: Rows) -> None:
+        _require(rows, self, self.columns)
+        column = one_chunk(rows.table.column(self.field))
+        kind = column.type
+        if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
+            return
+        if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
+            raise PipelineError(f"{self.label}: the column holds {kind}; bytes or text is needed.")
+        bad = np.zeros(len(column), dtype=bool)
+        try:
+            if self.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+                raise pa.ArrowInvalid
+            text = column.cast(pa.large_string())  # looks at every byte, much faster than Python
+        except pa.ArrowInvalid:
+            text = column_of(self._decoded(rows, column.to_pylist(), bad))
+            text = text.cast(pa.large_string())
+        at = rows.table.schema.get_field_index(self.field)
+        rows.table = rows.table.set_column(at, self.field, text)
+        rows.keep(~bad)
+
+    def _decoded(self, rows: Rows, values: list[bytes | None], bad: np.ndarray) -> list[str | None]:
+        out: list[str | None] = []
+        for index, value in enumerate(values):
+            try:
+                out.append(None if value is None else value.decode(self.encoding, self.errors))
+            except UnicodeError as error:
+                rows.fail(index, self.label, error)
+                bad[index] = True
+                out.append(None)
+        return out
+
+
+_PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
+
+
+@dataclass(frozen=True)
+class TextTemplate(RowOperator):
+    """Make the text of a document from several columns: `"# {title}\\n\\n{body}"`.
+
+    Attributes:
+        template: text in which {name} stands for the value of a column, {{ and }} for braces. A null is no text; where
+            all columns named are null, so is the result.
+        into: the column to make.
+        datasets: names of the datasets to use it on, or None for all.
+    """
+
+    kind: ClassVar[str] = "text_template"
+    template: str
+    into: str = "text"
+    datasets: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.template, str):
+            raise PipelineError(
+                f'the text template is {self.template!r}; a text such as "{{title}} {{body}}" is needed.'
+            )
+        if not isinstance(self.into, str) or not self.into:
+            raise PipelineError(f"text_template into is {self.into!r}; the name of a column is needed.")
+        if not self.columns:
+            raise PipelineError(f"the text template {self.template!r} names no column; write {{name}} for one.")
+        _checked_names(self)
+
+    @property
+    def pieces(self) -> list[tuple[str, str]]:
+        """("text", ...) and ("column", ...) in turn."""
+        made, last = [("text", "")], 0
+        for match in _PLACE.finditer(self.template):
+            text = self.template[last : match.start()]
+            if match[0] in ("{", "}") or (match[1] is not None and not match[1].strip()):
+                raise PipelineError(
+                    f"the text template {self.template!r} has a stray {match[0]!r}; write {{{{ or }}}} for a brace."
+                )
+            if match[1] is None:
+                made[-1] = ("text", made[-1][1] + text + match[0][0])
+            else:
+                made[-1] = ("text", made[-1][1] + text)
+                made += [("column", match[1].strip()), ("text", "")]
+            last = match.end()
+        made[-1] = ("text", made[-1][1] + self.template[last:])
+        return [piece for piece in made if piece[1]]
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return tuple(dict.fromkeys(name for kind, name in self.pieces if kind == "column"))
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (self.into,)
+
+    def identity(self) -> str:
+        return f"text_template {self.template} {self.into} {self.datasets}"
+
+    def apply(self, rows: Rows) -> None:
+        _require(rows, self, self.columns)
+        kind = pa.large_string()
+        some = np.zeros(rows.table.num_rows, dtype=bool)
+        parts = []
+        for what, value in self.pieces:
+            if what == "text":
+                parts.append(column_of([value])[0])
+                continue
+            column = one_chunk(rows.table.column(value))
+            try:
+                text = column.cast(kind)
+            except pa.ArrowException as error:
+                raise PipelineError(
+                    f'{self.label}: column "{value}" holds {column.type}, which is no text ({reason_of(error)}).'
+                ) from None
+            some |= valid_mask(text)
+            parts.append(text)
+        joined = pc.binary_join_element_wise(*parts, column_of([""])[0], null_handling="replace", null_replacement="")
+        if not some.all():
+            joined = pc.if_else(_bool_array(some), joined, pa.nulls(1, kind)[0])
+        at = rows.table.schema.get_field_index(self.into)
+        table = rows.table
+        rows.table = table.append_column(self.into, joined) if at < 0 else table.set_column(at, self.into, joined)
+
+
+def _bool_array(mask: np.ndarray) -> pa.BooleanArray:
+    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
