@@ -62,6 +62,11 @@ def zephon_train_valid_test_datasets_provider(
         ZephonError: the run is misconfigured, or its state does not fit; one sentence says how, on every rank.
     """
     args = get_args()
+    if not hasattr(args, "zephon_data_config"):
+        raise PipelineError(
+            "Megatron's arguments lack those of Zephon; have them parsed by "
+            "megatron_zephon.pretrain_gpt_zephon.parse(), or as it does."
+        )
     rank = _this_rank(args, vp_stage)
     recipe, topology, tokenizer = _together(lambda: _checked(args, rank))
     train = _together(lambda: _train_pipeline(args, rank, recipe, topology) if _trains(args, rank) else None)
