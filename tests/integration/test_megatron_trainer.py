@@ -342,6 +342,7 @@ class TestBatchesOfARank:
     def test_context_parallel_peers_hold_the_parts_of_the_same_samples(self, megatron, whole):
         for name, more in (("cp", ()), ("cp-packed", ("--dataloader-inter-document-masking",))):
             peers = megatron.batches(name, 2, "--context-parallel-size=2", *more)
+            assert [peer[-1]["saves"] for peer in peers] == [True, False]  # one file for both
             for nth, batch in enumerate(whole):
                 for field in ("tokens", "labels", "loss_mask"):
                     # Of four parts, the first rank has the first and the last, the second those between.
