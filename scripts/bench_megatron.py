@@ -2,9 +2,9 @@
 
     .venv/bin/python scripts/bench_megatron.py [--folder .zephon/bench] [--source-mb 20] [--batches 400]
 
-Microbatches of 8 records of 2,048 tokens and of one of 8,192, in the forms that options of Megatron ask for; each is
-drawn after a pause, in which the next is made ready, as a training step gives it. Then, with 256 lanes on one rank, what
-`save_state` and Megatron's torch.save of it take.
+Microbatches of 8 records of 2,048 tokens and of one of 8,192, in the forms that options of Megatron's ask for; each is
+drawn after a pause, in which the next is made ready, as a training step gives it. Then, with 256 lanes on one rank,
+what `save_state` and Megatron's torch.save of it take.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ def loader_of(job: dict[str, Any], *, seq_len: int, micro: int, lanes: int, form
     from megatron_zephon.batches import BatchForm
     from megatron_zephon.loaders import TrainLoader
     from zephon import DataRecipe, Pipeline
+    from zephon.tokenizer import load_tokenizer
 
     recipe = DataRecipe.from_dict({"sources": [{"name": n, "path": p} for n, p in job["sources"].items()], "seed": 42})
     pipeline = Pipeline.from_recipe(
@@ -41,15 +42,8 @@ def loader_of(job: dict[str, Any], *, seq_len: int, micro: int, lanes: int, form
         canonical_replicas=lanes,
         io_options={"cache": {"dir": job["cache"]}},
     )
-    described = {
-        "megatron_zephon": 1,
-        "iteration": 1,
-        "consumed_train_samples": 0,
-        "dp_size": 1,
-        "dp_rank": 0,
-        "time": 0,
-    }
-    eos = pipeline._compile().eos_id
+    described = {"megatron_zephon": 1, "iteration": 1, "consumed_train_samples": 0, "dp_size": 1, "time": 0}
+    eos = load_tokenizer(job["tokenizer"]).eos_id
     return TrainLoader(pipeline, BatchForm(seq_len, eos, eos, **form), (lambda: described) if saves else None)
 
 

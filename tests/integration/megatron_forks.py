@@ -241,6 +241,7 @@ def _batches(order, rank: int, program) -> None:
     loader, _, _ = provider((1, 1, 1))
     iterator = None if loader is None else RerunDataIterator(loader)
     made = [get_batch(iterator) for _ in range(order["batches"])]
+    made[-1]["saves"] = loader is not None and loader.save_state() is not None
     torch.save(made, f"{order['out']}/{rank}.pt")
 
 

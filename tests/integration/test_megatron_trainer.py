@@ -141,13 +141,20 @@ def test_an_iteration_to_be_rerun_elsewhere_has_its_own_batches(megatron, uninte
     # An injected error makes Megatron save before the second step, after that step's batches have been used.
     injected = megatron.run("rerun", 2, "--error-injection-rate=1", "--error-injection-type=persistent_error")
     assert set(injected.codes) == {16} and sorted(injected.losses) == [1]
-    run = megatron.run("rerun", 1, "--rerun-mode=disabled", save=None)
+    run = megatron.run("rerun", 1, "--rerun-mode=disabled", save=5)
     assert run.ok, run.log
     assert "the saved state is at record 16, which is not where the model stands" in run.log
     assert sorted(run.losses) == [2, 3, 4, 5, 6]
     assert megatron.digests("rerun") == megatron.digests("base")
     for step, loss in run.losses.items():
         assert loss == pytest.approx(uninterrupted.losses[step], rel=1e-5)
+    assert saved_state(megatron, "rerun", 5)["iteration"] == 5
+
+
+def saved_state(megatron, name: str, iteration: int, rank: int = 0):
+    folder = megatron.folder / name / "model" / "dataloader" / f"iter_{iteration:07d}" / "mp_rank_00"
+    file = folder / f"train_dataloader_dprank{rank:03d}.pt"
+    return torch.load(file, weights_only=True)["dataloader_state_dict"]
 
 
 class TestStates:
@@ -196,9 +203,7 @@ class TestStates:
             assert megatron.digests(what)[3] != megatron.digests("base")[3]
 
     def test_load_safely_and_say_where_the_run_is(self, megatron, uninterrupted):
-        folder = megatron.folder / "base" / "model" / "dataloader" / "iter_0000004" / "mp_rank_00"
-        assert len(list(folder.iterdir())) == 2
-        saved = torch.load(folder / "train_dataloader_dprank001.pt", weights_only=True)["dataloader_state_dict"]
+        saved = saved_state(megatron, "base", 4, rank=1)
         assert (saved["iteration"], saved["consumed_train_samples"], saved["cursor"]) == (4, 32, 32)
         assert (saved["dp_size"], saved["dp_rank"]) == (2, 1)
         assert sorted(saved["zephon"]["lanes"]) == ["4", "5", "6", "7"] and saved["zephon"]["fingerprint"]
@@ -337,6 +342,7 @@ class TestBatchesOfARank:
     def test_context_parallel_peers_hold_the_parts_of_the_same_samples(self, megatron, whole):
         for name, more in (("cp", ()), ("cp-packed", ("--dataloader-inter-document-masking",))):
             peers = megatron.batches(name, 2, "--context-parallel-size=2", *more)
+            assert [peer[-1]["saves"] for peer in peers] == [True, False]  # one file for both
             for nth, batch in enumerate(whole):
                 for field in ("tokens", "labels", "loss_mask"):
                     # Of four parts, the first rank has the first and the last, the second those between.

@@ -2,7 +2,8 @@
 
 A batch is a fresh dict of what Megatron knows, and nothing else: tokens, labels, position_ids int64[mbs, S], loss_mask
 float32[mbs, S]; attention_mask bool[mbs, 1, S, S] (True where a token must not look) if it is to be made; cu_seqlens
-int32[mbs, S + 1] and max_seqlen int32[mbs] if documents are kept apart as packed sequences.
+int32[mbs, S + 1] and max_seqlen int32[mbs] if documents are kept apart as packed sequences. Its tensors are contiguous,
+for the broadcasts of tensor parallelism, and not to be written to.
 """
 
 from __future__ import annotations
@@ -40,12 +41,7 @@ class BatchForm:
     attention_mask: str | None = None
     packed: bool = False
     mask_eos: bool = False
-    _causal: torch.Tensor = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # bool[S, S], made once: making it takes longer than all the rest.
-        size = self.seq_len if self.attention_mask else 0
-        object.__setattr__(self, "_causal", torch.ones(size, size, dtype=torch.bool).triu_(1))
+    _causal: dict[int, torch.Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @staticmethod
     def of(args: Namespace, eos_id: int | None) -> BatchForm:
@@ -83,10 +79,26 @@ class BatchForm:
             wide[:, : bounds.shape[1]] = bounds
             fields["cu_seqlens"] = wide
         if apart:
-            document = (fields["position_ids"] == 0).cumsum(1)
-            fields["attention_mask"] = (self._causal | (document[:, :, None] != document[:, None, :]))[:, None]
+            fields["attention_mask"] = self._documents_mask(fields["position_ids"])
             if not self.reset_positions:
                 fields["position_ids"] = torch.arange(self.seq_len).repeat(len(batch), 1)
         elif self.attention_mask:
-            fields["attention_mask"] = self._causal.repeat(len(batch), 1, 1, 1)
+            fields["attention_mask"] = self._causal_mask(len(batch))
         return fields
+
+    def _causal_mask(self, rows: int) -> torch.Tensor:
+        """bool[rows, 1, S, S], made once and given out again: making it takes far longer than all the rest."""
+        if rows not in self._causal:
+            causal = torch.ones(self.seq_len, self.seq_len, dtype=torch.bool).triu_(1)
+            self._causal[rows] = causal.repeat(rows, 1, 1, 1)
+        return self._causal[rows]
+
+    def _documents_mask(self, positions: torch.Tensor) -> torch.Tensor:
+        """bool[rows, 1, S, S] for positions that begin again with every document."""
+        mask = self._causal_mask(len(positions)).clone()
+        last = 0
+        for row, start in (positions == 0).nonzero().tolist():
+            # No token from here on looks at the document before; at those before it, none from there on did.
+            mask[row, 0, start:, last if start else 0 : start] = True
+            last = start
+        return mask

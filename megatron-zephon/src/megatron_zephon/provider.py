@@ -13,9 +13,7 @@ import torch
 import torch.distributed as dist
 from megatron.core import mpu
 from megatron.core.rerun_state_machine import RerunState, get_rerun_state_machine
-from megatron.core.transformer.multi_token_prediction import mtp_on_this_rank
 from megatron.training import get_args, get_tokenizer, print_rank_0
-from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.checkpointing import get_loaded_iteration
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
@@ -29,6 +27,7 @@ from .checks import check_options, check_tokenizer, eval_topology, read_recipe, 
 from .loaders import EvalLoader, TrainLoader
 from .options import STATE_FOLDER
 from .states import FORMAT, find_state, prune_states
+from .training import predicts_more
 
 __all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
 
@@ -62,6 +61,11 @@ def zephon_train_valid_test_datasets_provider(
         ZephonError: the run is misconfigured, or its state does not fit; one sentence says how, on every rank.
     """
     args = get_args()
+    if not hasattr(args, "zephon_data_config"):
+        raise PipelineError(
+            "Megatron's arguments lack those of Zephon; have them parsed by "
+            "megatron_zephon.pretrain_gpt_zephon.parse(), or as it does."
+        )
     rank = _this_rank(args, vp_stage)
     recipe, topology, tokenizer = _together(lambda: _checked(args, rank))
     train = _together(lambda: _train_pipeline(args, rank, recipe, topology) if _trains(args, rank) else None)
@@ -84,12 +88,8 @@ zephon_train_valid_test_datasets_provider.is_distributed = True  # type: ignore[
 def stage_takes_batches(args: Namespace, vp_stage: int | None) -> bool:
     """Whether a pipeline stage asks for batches: the first and the last, those with layers for multi-token prediction,
     and all of them where documents are kept apart as packed sequences."""
-    if args.sft or args.dataloader_inter_document_masking or is_first_or_last_pipeline_stage(vp_stage):
-        return True
-    if args.mtp_num_layers is None:
-        return False
-    layout = core_transformer_config_from_args(args).pipeline_model_parallel_layout
-    return bool(mtp_on_this_rank(layout, args.mtp_num_layers, ignore_virtual=False, vp_stage=vp_stage))
+    packed = args.sft or args.dataloader_inter_document_masking
+    return bool(packed or is_first_or_last_pipeline_stage(vp_stage) or predicts_more(vp_stage))
 
 
 def _this_rank(args: Namespace, vp_stage: int | None) -> _Rank:
@@ -137,7 +137,7 @@ def _train_pipeline(args: Namespace, rank: _Rank, recipe: DataRecipe, topology: 
         dp_group_id=rank.dp_rank,
         global_batch=topology.global_batch,
         canonical_replicas=topology.lanes,
-        combine_flag=None if recipe.repeat else _any_rank(),
+        combine_flag=None if recipe.repeat else _any_rank(args),
         ledger=args.zephon_ledger,
         flush_index=args.zephon_flush_index,
     )
@@ -262,7 +262,7 @@ def _eval_loaders(args: Namespace, rank: _Rank, form: BatchForm, vp_stage: int |
             global_batch=topology.global_batch,
             canonical_replicas=topology.lanes,
             drop_last=False,
-            combine_flag=_any_rank(),
+            combine_flag=_any_rank(args),
         )
         pipeline.explain()
         steps = consumed // args.eval_global_batch_size
@@ -279,14 +279,17 @@ def _eval_loaders(args: Namespace, rank: _Rank, form: BatchForm, vp_stage: int |
 # Ranks among each other
 
 
-def _any_rank() -> Callable[[bool], bool]:
+def _any_rank(args: Namespace) -> Callable[[bool], bool]:
     """A function that says whether any data-parallel rank calls it with True."""
     if mpu.get_data_parallel_world_size() == 1:
         return bool
-    group = mpu.get_data_parallel_group()
+    # Of the CPUs if there is a group of them, since it is asked in the midst of what the GPUs do.
+    gloo = args.use_gloo_process_groups
+    group = mpu.get_data_parallel_group_gloo() if gloo else mpu.get_data_parallel_group()
+    device = torch.device("cpu") if gloo else torch.cuda.current_device()
 
     def combine(flag: bool) -> bool:
-        value = torch.tensor(int(flag), device=torch.cuda.current_device())
+        value = torch.tensor(int(flag), device=device)
         dist.all_reduce(value, op=dist.ReduceOp.MAX, group=group)
         return bool(value.item())
 
@@ -299,13 +302,13 @@ def _together(make: Callable[[], _T]) -> _T:
     A rank that failed alone would leave the others waiting for it.
     """
     made: Any = None
-    error: ZephonError | None = None
+    error: Exception | None = None
     try:
         made = make()
-    except ZephonError as caught:
+    except Exception as caught:
         error = caught
     told: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(told, None if error is None else (type(error), str(error)))
+    dist.all_gather_object(told, _told(error))
     if error is not None:
         raise error
     for other in told:
@@ -314,14 +317,23 @@ def _together(make: Callable[[], _T]) -> _T:
     return made
 
 
+def _told(error: Exception | None) -> tuple[type[ZephonError], str] | None:
+    """An error as other ranks are told of it."""
+    if error is None:
+        return None
+    if isinstance(error, ZephonError):
+        return type(error), str(error)
+    return ZephonError, f"another rank failed: {type(error).__name__}: {error}"
+
+
 def _on_first_rank(make: Callable[[], _T]) -> _T:
     """What `make` gives on global rank 0, on every rank; its error likewise."""
     told: list[Any] = [None]
     if dist.get_rank() == 0:
         try:
             told = [(make(), None)]
-        except ZephonError as error:
-            told = [(None, (type(error), str(error)))]
+        except Exception as error:
+            told = [(None, _told(error))]
     dist.broadcast_object_list(told, src=0)
     made, failed = told[0]
     if failed is not None:

@@ -24,7 +24,7 @@ from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-__all__ = ["forward_step", "get_batch", "loss_func"]
+__all__ = ["forward_step", "get_batch", "loss_func", "predicts_more"]
 
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _BOUNDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
@@ -35,8 +35,8 @@ _straggler = StragglerDetector()
 
 
 @cache
-def _predicts_more(vp_stage: int | None) -> bool:
-    """Whether layers for multi-token prediction are on this stage."""
+def predicts_more(vp_stage: int | None) -> bool:
+    """Whether this rank has layers for multi-token prediction on a (virtual) pipeline stage."""
     args = get_args()
     if args.mtp_num_layers is None:
         return False
@@ -56,7 +56,7 @@ def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | No
     """
     args = get_args()
     packed = bool(args.sft or args.dataloader_inter_document_masking)
-    at_an_end, mtp = is_first_or_last_pipeline_stage(vp_stage), _predicts_more(vp_stage)
+    at_an_end, mtp = is_first_or_last_pipeline_stage(vp_stage), predicts_more(vp_stage)
     batch: dict[str, Any] = dict.fromkeys((*_FIELDS, *_BOUNDS))
     if not (at_an_end or mtp or packed):
         return batch
