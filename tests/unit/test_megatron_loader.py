@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 import sys
 from types import SimpleNamespace
 
@@ -329,6 +330,37 @@ class TestBatches:
             assert torch.equal(batch["loss_mask"] == 0, ignored)
             assert batch["labels"].min() >= 0 and batch["labels"].max() < 400
         assert masked
+
+    def test_count_loss_on_what_the_assistant_says_in_conversations(self, tmp_path, tiny_tokenizer):
+        (tmp_path / "chat.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "messages": [
+                            {"role": "user", "content": f"question {i}"},
+                            {"role": "assistant", "content": f"answer {i} words"},
+                        ]
+                    }
+                )
+                + "\n"
+                for i in range(40)
+            )
+        )
+        path = tmp_path / "chat.toml"
+        path.write_text(
+            'documents = "chat"\npack_mode = "sequences"\nrepeat = false\ncanonical_replicas = 2\n'
+            'chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"\n'
+            '[[sources]]\nname = "chat"\npath = "chat.jsonl"\n'
+        )
+        tokenizer = load_tokenizer(tiny_tokenizer)
+        pipeline = Pipeline.from_recipe(path, tokenizer=tiny_tokenizer, seq_len=128, microbatch_size=2, drop_last=False)
+        form = BatchForm.of(args_of("--sft", "--seq-length=128"), tokenizer.eos_id)
+        said = set()
+        for batch in map(form.shape, pipeline):
+            for labels, mask in zip(batch["labels"], batch["loss_mask"], strict=True):
+                said |= set(tokenizer.decode(labels[mask == 1].numpy()).replace("answer", "\nanswer").split("\n"))
+        assert {f"answer {i} words" for i in range(40)} <= said
+        assert not any("question" in text or "user" in text for text in said)
 
 
 class TestTrainLoader:

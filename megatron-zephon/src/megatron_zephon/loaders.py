@@ -92,7 +92,8 @@ class EvalLoader:
     """
 
     def __init__(self, pipeline: Pipeline, form: BatchForm, *, calls_per_step: int, steps_before: int = 0) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        """What the batches come from."""
         self._form = form
         self._calls = calls_per_step
         self._before = steps_before * calls_per_step
@@ -125,8 +126,8 @@ class EvalLoader:
 
     def _fresh(self) -> Iterator[SampleBatch]:
         """A pass from its beginning."""
-        self._pipeline.seek(sequence_number=0)
-        return iter(self._pipeline)
+        self.pipeline.seek(sequence_number=0)
+        return iter(self.pipeline)
 
     def _enter(self, place: int) -> Iterator[SampleBatch]:
         """The batches from batch `place` on, counted over all passes; it may take a pass to learn how long one is."""

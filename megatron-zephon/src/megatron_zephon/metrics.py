@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -52,8 +53,9 @@ def gathered_metrics() -> dict[str, float]:
         )
         _logged = now
         known[4] = _loader.cursor
+        used = np.broadcast_to(now.tokens, len(mixture))
         for i, part in enumerate(mixture.values()):
-            known[5 + 4 * i : 9 + 4 * i] = torch.tensor([part.target, part.tokens, part.rows, part.skipped])
+            known[5 + 4 * i : 9 + 4 * i] = torch.tensor([part.target, used[i], part.rows, part.skipped])
     # The cursor and the targets are the same on all that know them.
     same = [4, *range(5, len(known), 4)]
     known = known.to(torch.cuda.current_device())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import re
+import shlex
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -18,6 +20,8 @@ from megatron.training.checkpointing import get_loaded_iteration
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
+from zephon.sources import source_of
+from zephon.state import check_ranks_agree
 from zephon.tokenizer import Tokenizer
 from zephon.topology import Topology
 
@@ -69,6 +73,7 @@ def zephon_train_valid_test_datasets_provider(
     rank = _this_rank(args, vp_stage)
     recipe, topology, tokenizer = _together(lambda: _checked(args, rank))
     train = _together(lambda: _train_pipeline(args, rank, recipe, topology) if _trains(args, rank) else None)
+    _check_same_data([] if train is None else [train])
     if not args.skip_train:
         said = _go_to_place(args, train)
         if said and not vp_stage:
@@ -79,6 +84,8 @@ def zephon_train_valid_test_datasets_provider(
         loader = TrainLoader(train, form, (lambda: _describe(args, rank)) if rank.saves else None)
     metrics.watch(loader, [source.name for source in recipe.sources])
     valid, test = _together(lambda: _eval_loaders(args, rank, form, vp_stage))
+    evaluates = [*(valid if isinstance(valid, list) else [valid]), test]
+    _check_same_data([loader.pipeline for loader in evaluates if loader is not None])
     return loader, valid, test
 
 
@@ -137,7 +144,7 @@ def _train_pipeline(args: Namespace, rank: _Rank, recipe: DataRecipe, topology: 
         dp_group_id=rank.dp_rank,
         global_batch=topology.global_batch,
         canonical_replicas=topology.lanes,
-        combine_flag=None if recipe.repeat else _any_rank(args),
+        combine_flag=_any_rank(args) if source_of(recipe).finite else None,
         ledger=args.zephon_ledger,
         flush_index=args.zephon_flush_index,
     )
@@ -187,8 +194,10 @@ def _restore(args: Namespace, pipeline: Pipeline, states: list[Mapping[str, Any]
     try:
         pipeline.restore(states, allow_changes=allowed)
     except CheckpointError as error:
-        how = "\n(The command line takes names with commas: --zephon-allow-changes seed,shuffle.)"
-        raise CheckpointError(f"{error}{how * ('allow_changes' in str(error))}") from None
+        text, _, names = str(error).partition("\nTo accept this on purpose, pass allow_changes=")
+        flag = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
+        how = f"\nTo accept this on purpose, pass --zephon-allow-changes {flag}" if names else ""
+        raise CheckpointError(text + how) from None
 
 
 def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]:
@@ -315,6 +324,15 @@ def _together(make: Callable[[], _T]) -> _T:
         if other is not None:
             raise other[0](other[1])
     return made
+
+
+def _check_same_data(pipelines: list[Pipeline]) -> None:
+    """Refuse to go on where ranks would read different data. Ranks without data call it with nothing."""
+    told: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(told, [pipeline.fingerprint() for pipeline in pipelines])
+    known = {rank: fingerprints for rank, fingerprints in enumerate(told) if fingerprints}
+    for nth in range(max(map(len, known.values()), default=0)):
+        check_ranks_agree({rank: fingerprints[nth] for rank, fingerprints in known.items()})
 
 
 def _told(error: Exception | None) -> tuple[type[ZephonError], str] | None:

@@ -103,7 +103,7 @@ class ZephonDataLoader(BaseDataLoader):
             fingerprints += self._fingerprint_of_validation(batch, dp_world_size, dp_rank, tokenizer)
         told = [json.loads(text) for text in gathered(json.dumps(fingerprints).encode())]
         for same in zip(*told, strict=True):
-            check_ranks_agree(same)
+            check_ranks_agree(dict(enumerate(same)))
         if not self._validating:
             global _training
             _training = weakref.ref(self)

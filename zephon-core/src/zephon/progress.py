@@ -51,8 +51,8 @@ def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapp
     zephon/cursor
         Records that all ranks have used since the start of the run.
     zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE, zephon/skipped_rows/SOURCE
-        Tokens made since the process started, those ahead of the trainer included; their share of all; the share
-        wanted; rows that were null, empty or only white space.
+        Tokens used since the process started; their share of all; the share wanted; rows that were null, empty or only
+        white space, those read ahead included.
     """
     batches, places = now.batches - since.batches, now.places - since.places
     metrics = {

@@ -349,27 +349,28 @@ def check_fingerprint(
     return allowed
 
 
-def check_ranks_agree(fingerprints: Sequence[Mapping[str, Any]]) -> None:
+def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
     """Refuse to train where ranks would read different data.
 
     Args:
-        fingerprints: of all ranks, by rank.
+        fingerprints: by rank, of all ranks that read data; at least one.
 
     Raises:
         PipelineError: which ranks differ from the first, and in what.
     """
-    first = fingerprints[0]
-    others = [rank for rank, fingerprint in enumerate(fingerprints) if fingerprint != first]
+    lowest = min(fingerprints)
+    first = fingerprints[lowest]
+    others = sorted(rank for rank, fingerprint in fingerprints.items() if fingerprint != first)
     if others:
         other = fingerprints[others[0]]
         names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
         told = "; ".join(
-            f"{name} is {str(first.get(name, 'absent'))[:200]} on rank 0 and {str(other.get(name, 'absent'))[:200]} on "
-            f"rank {others[0]}"
+            f"{name} is {str(first.get(name, 'absent'))[:200]} on rank {lowest} and "
+            f"{str(other.get(name, 'absent'))[:200]} on rank {others[0]}"
             for name in names[:3]
         )
         raise PipelineError(
-            f"ranks {_ranges(others)} would read other data than rank 0: {told}; give all ranks the same files, "
+            f"ranks {_ranges(others)} would read other data than rank {lowest}: {told}; give all ranks the same files, "
             "tokenizer and settings."
         )
 
