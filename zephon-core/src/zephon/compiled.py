@@ -305,7 +305,6 @@ def compile_pipeline(
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
-        chunk_rows=source.chunk_size,
         faults=faults,
         stateful=stage,
     )

@@ -81,7 +81,6 @@ class Plan:
         row_bytes: float64[n_datasets], bytes of text per row by the catalogs; sizes blocks of work, decides no data.
         lookahead_bytes: text that may be under way or ready, over all lanes of this process.
         barren_limit: rows without any token after which a lane that repeats can be sure that there are none.
-        chunk_rows: rows per chunk, about.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
     """
@@ -101,7 +100,6 @@ class Plan:
     row_bytes: np.ndarray
     lookahead_bytes: int
     barren_limit: int
-    chunk_rows: int
     faults: FaultPolicy
     stateful: StatefulStage | None = None
 
