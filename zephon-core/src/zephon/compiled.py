@@ -351,7 +351,6 @@ def compile_pipeline(
         mixture=operators.mixture,
         tokens_per_row=tuple(max(1, round(tokens_per_row[dataset.name] * 65536)) for dataset in datasets),
         kinds=_kinds(operators.pack, source),
-        chunk_rows=source.chunk_size,
         faults=faults,
         stateful=stage,
     )

@@ -278,7 +278,8 @@ class LaneStream:
             block: TokenBlock = item.result()
             self._under_way -= self._estimates.popleft()
             for chunk, faults in block.faults:
-                self._budget_of_faults.add(chunk, self._plan.chunk_rows, faults)
+                whole = self._plan.curriculum.chunk(self._lane, chunk)
+                self._budget_of_faults.add(chunk, len(whole) if whole else 0, faults)
             if block.chunk == self._start_chunk and len(block.position) and block.position[0] < self._start_position:
                 block = block.from_position(self._start_position)
             self._window_tokens += self._totals.add(block)

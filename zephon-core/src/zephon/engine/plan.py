@@ -103,7 +103,6 @@ class Plan:
         mixture: holds the mixture locally, or None.
         tokens_per_row: for each dataset, in units of 2**-16.
         kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
-        chunk_rows: rows per chunk, about.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
     """
@@ -126,7 +125,6 @@ class Plan:
     mixture: EnsureMixture | None
     tokens_per_row: tuple[int, ...]
     kinds: np.ndarray
-    chunk_rows: int
     faults: FaultPolicy
     stateful: StatefulStage | None = None
 

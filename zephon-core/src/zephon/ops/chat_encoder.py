@@ -237,7 +237,8 @@ class ChatEncoder:
         turns = []
         for n, role in enumerate(roles):
             if role == _ASSISTANT:
-                begin = min(starts[n], self._begin(template, messages, None, n, text, starts[n]))
+                prompted = self._begin(template, messages, None, n, text)
+                begin = starts[n] if prompted is None else min(starts[n], prompted)
                 stop = starts[n] + len(marks[n])
                 end = max(stop, self._end(template, messages, None, n, text, stop))
                 if starts[n] - begin > len(between[n]) or end - stop > len(between[n + 1]):
@@ -255,10 +256,14 @@ class ChatEncoder:
                 continue
             region = self._region(template, messages, tools, n, text)
             if region is None:
-                begin = self._begin(template, messages, tools, n, text, done)
+                found = self._begin(template, messages, tools, n, text)
+                if found is None:
+                    continue  # nobody can say what of it the model has to say
+                begin = found
                 end = self._end(template, messages, tools, n, text, begin)
             else:
-                begin = min(region[0], max(done, self._begin(template, messages, tools, n, text, region[0])))
+                found = self._begin(template, messages, tools, n, text)
+                begin = region[0] if found is None else min(region[0], max(done, found))
                 end = region[1]
                 match = self._turn_end.match(text, end) if self._turn_end else None
                 end = match.end() if match else max(end, self._end(template, messages, tools, n, text, end))
@@ -271,7 +276,7 @@ class ChatEncoder:
         self, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, n: int, text: str
     ) -> _Span | None:
         """Where the words of message n lie in the text: found by rendering it with others."""
-        if not messages[n].get("content"):
+        if not isinstance(messages[n].get("content"), str) or "tool_calls" in messages[n]:
             return None
         mark = _MARK.format(n)
         try:
@@ -279,7 +284,7 @@ class ChatEncoder:
         except TemplateFailure:
             return None
         at = other.find(mark)
-        if at < 0 or other.count(mark) != 1 or "tool_calls" in messages[n]:
+        if at < 0 or other.count(mark) != 1:
             return None
         before, after = other[:at], other[at + len(mark) :]
         if len(before) + len(after) > len(text) or not text.startswith(before) or not text.endswith(after):
@@ -293,14 +298,18 @@ class ChatEncoder:
         tools: list[Any] | None,
         n: int,
         text: str,
-        otherwise: int,
-    ) -> int:
-        """Where what the model has to say for message n begins: where its prompt ends."""
+    ) -> int | None:
+        """Where what the model has to say for message n begins: where its prompt ends. None without a prompt."""
         try:
             prompt = template.render(messages[:n], tools, add_generation_prompt=True)
         except TemplateFailure:  # many want a user first
-            return otherwise
-        return _common_length(prompt, text)
+            return None
+        common = _common_length(prompt, text)
+        if common < len(prompt):
+            # The prompt goes on in another way, by a tag for thoughts for example: what both begin with may be chance.
+            cuts = [match.end() for match in self._spelled.finditer(text, 0, common)] if self._spelled else []
+            common = max(text.rfind("\n", 0, common) + 1, *cuts[-1:], 0)
+        return common
 
     def _end(
         self,
@@ -316,13 +325,8 @@ class ChatEncoder:
             end = _common_length(template.render(messages[: n + 1], tools), text)
         except TemplateFailure:
             end = stop
-        if self._turn_end and end > stop:
-            # The last special token, if nothing but white space follows it.
-            trimmed = len(text[:end].rstrip())
-            for token in self._ids:
-                if text[:trimmed].endswith(token.decode()):
-                    return max(stop, trimmed)
-        return end
+        ends = [match.end() for match in self._spelled.finditer(text, stop, end)] if self._spelled else []
+        return ends[-1] if ends else end
 
     # ---- tokens
 

@@ -100,10 +100,15 @@ class _Generation(jinja2.ext.Extension):
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "+", "**", "%"})
 
-    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str) and attr in _WIDENING:
-            return False
-        return super().is_safe_attribute(obj, attr, value)
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if isinstance(obj, str) and attribute in _WIDENING:
+            return self.unsafe_undefined(obj, attribute)
+        return super().getattr(obj, attribute)
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        if isinstance(obj, str) and isinstance(argument, str) and argument in _WIDENING:
+            return self.unsafe_undefined(obj, argument)
+        return super().getitem(obj, argument)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         if type(left) is str and type(right) is str and operator == "+" and len(left) + len(right) <= MAX_TEXT_CHARS:

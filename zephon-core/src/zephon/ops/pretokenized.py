@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from .._arrow import column_of, int64_array, list_offsets, mask_of, one_chunk, valid_mask, values_of
+from .._arrow import column_of, int64_array, mask_of, one_chunk, valid_mask, values_of
 from ..errors import PipelineError
 from ..records import ragged_take
 from ..tokenizer import Tokenizer
@@ -88,6 +89,20 @@ class Pretokenized:
         """What decides the tokens besides their special tokens, for fingerprints."""
         limit = f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
         return f"tokens {self.datasets or 'all'} {self.field} {self.loss} {self.labels} {self.positions}{limit}"
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_list(kind)
+        or pa.types.is_large_list(kind)
+        or pa.types.is_fixed_size_list(kind)
+        or pa.types.is_list_view(kind)
+        or pa.types.is_large_list_view(kind)
+    )
+
+
+def _holds_ids(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_boolean(kind) or pa.types.is_null(kind)
 
 
 class PretokenizedEncoder:
@@ -209,23 +224,15 @@ class PretokenizedEncoder:
             return np.empty(0, dtype=np.int64), np.zeros(len(column) + 1, dtype=np.int64)
         if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
             column = self._parsed(rows, name, column.to_pylist(), good)
-        if pa.types.is_fixed_size_list(column.type) or pa.types.is_list_view(column.type):
-            column = column.cast(pa.large_list(column.type.value_type))
         kind = column.type
-        is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
-        if not is_list or not (pa.types.is_integer(kind.value_type) or pa.types.is_boolean(kind.value_type)):
+        if not _is_list(kind) or not _holds_ids(kind.value_type):
             raise PipelineError(column_type_error(self._spec.kind, name, kind, "lists of whole numbers"))
-        bounds = list_offsets(column)
-        if column.null_count:
-            taken = column.take(int64_array(np.flatnonzero(valid_mask(column))))
-            counts = np.zeros(len(column), dtype=np.int64)
-            counts[valid_mask(column)] = np.diff(list_offsets(taken))
-            column, bounds = taken, list_offsets(taken)
-        else:
-            counts = np.diff(bounds)
-        items = column.values.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-        offsets = np.zeros(len(counts) + 1, dtype=np.int64)
-        np.cumsum(counts, out=offsets[1:])
+        lengths = pc.list_value_length(column)
+        offsets = np.zeros(len(column) + 1, dtype=np.int64)
+        np.cumsum(values_of(lengths.fill_null(column_of([0]).cast(lengths.type)[0])), out=offsets[1:])
+        items = column.flatten()  # without those of nulls, and without what a slice leaves out
+        if pa.types.is_null(items.type):
+            items = items.cast(pa.int64())
         if items.null_count:
             missing = ~valid_mask(items)
             self._blame(rows, good, offsets, missing, self._spec.kind, lambda at: f'"{name}" holds a null in its list')
