@@ -224,7 +224,7 @@ class Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize(tokenizer_id, field, special_tokens, backend, parallelism))
 
-    def ensure_mixture(self, buffer_size: int = 16384) -> Pipeline:
+    def ensure_mixture(self, buffer_size: int = 32768) -> Pipeline:
         """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
         return self._with(EnsureMixture(buffer_size))
 

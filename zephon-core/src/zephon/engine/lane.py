@@ -262,7 +262,7 @@ class LaneStream:
         """Tell where the window begins that the packer has reached."""
         if self._on_window:
             window = self._packer_window
-            carry = self._packer.carry() or Pointer(window * self._plan.window_chunks, 0, 0)
+            carry = self._packer.carry() or Pointer(self._plan.window_first(self._lane, window), 0, 0)
             before = self._records_packed + self._packer.records
             self._on_window(self._lane, LaneStart(window, before, carry.chunk, carry.position, carry.token))
 
@@ -302,7 +302,7 @@ class LaneStream:
 
     def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
-        index, position = start.chunk, start.position
+        index, position, window = start.chunk, start.position, start.window
         while (chunk := self._plan.curriculum.chunk(self._lane, index)) is not None:
             due = np.cumsum(self._plan.row_bytes[chunk.dataset])
             while position < len(chunk):
@@ -312,7 +312,8 @@ class LaneStream:
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._largest_block)
             index, position = index + 1, 0
-            if index % self._plan.window_chunks == 0 and index > start.window * self._plan.window_chunks:
+            if index == self._plan.window_first(self._lane, window + 1):
+                window += 1
                 yield _WINDOW_END
         yield _LANE_END
 

@@ -120,6 +120,15 @@ class Plan:
     tokens_per_row: tuple[int, ...]
     kinds: np.ndarray
 
+    def window_first(self, lane: int, window: int) -> int:
+        """The first chunk of a window of `lane`.
+
+        Windows are of so many chunks each. Where the mixture is held locally, lanes begin their second window at
+        different chunks, since it is at the end of a window that shares are furthest off.
+        """
+        offset = Turns.place(lane, self.topology.lanes) * self.window_chunks // self.topology.lanes
+        return max(0, window * self.window_chunks - (offset if self.mixture else 0))
+
     def packer(self, lane: int, start: LaneStart, counts: PackCounts) -> Packer:
         """A packer for a lane that begins at `start`, adding to `counts`."""
         pack = self.pack
@@ -129,7 +138,7 @@ class Plan:
                 turns=Turns(lane, self.topology.lanes),
                 first_record=start.records_before,
                 window=start.window,
-                window_chunks=self.window_chunks,
+                window_first=partial(self.window_first, lane),
                 rows_before=partial(self.curriculum.rows_before, lane),
                 tokens_per_row=self.tokens_per_row,
                 most_held=max(LEAST_HELD, self.mixture.buffer_size // self.topology.lanes),
