@@ -182,7 +182,7 @@ def test_a_forecast_is_what_the_curriculum_gives(tiny_tokenizer):
         [data("a"), data("b")],
         schedule=[Stage({"a": 1}), Stage({"b": 1}, start_tokens=30_000, change="cosine", end_tokens=90_000)],
         chunk_size=100,
-        per_dataset={"a": {"max_repeats": 1}},
+        per_dataset={"a": {"max_repeats": 9}},
     )
     made = Pipeline(source).options(canonical_replicas=4).tokenize(tiny_tokenizer).pack_flat(8).batch(1).compiled
     forecast = Forecast(made)

@@ -446,7 +446,7 @@ def test_an_unknown_key_is_told_with_the_nearest_known_one(tmp_path: Path) -> No
 
 
 def test_an_unknown_key_like_no_other_is_told_with_all_known_ones(tmp_path: Path) -> None:
-    assert "expected one of name, path, fmt, weight, text_field, group." in refusal(tmp_path, f"{ONE_SOURCE}zzz = 1\n")
+    assert "expected one of name, path, fmt, weight, text_field, group, " in refusal(tmp_path, f"{ONE_SOURCE}zzz = 1\n")
 
 
 def test_a_key_on_the_wrong_level_is_told_where_it_belongs(tmp_path: Path) -> None:

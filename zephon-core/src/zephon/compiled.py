@@ -67,10 +67,9 @@ class Operators:
                 raise PipelineError(
                     f"the pipeline has {names[kind]} twice (its operators: {described}); one is needed."
                 )
+        needed = [name for kind, name in names.items() if kind is not EnsureMixture or kind in seen]
         if [order.index(kind) for kind in seen] != sorted(order.index(kind) for kind in seen):
-            raise PipelineError(
-                f"the operators come in the order {described}; they must come as {', '.join(names.values())}."
-            )
+            raise PipelineError(f"the operators come in the order {described}; they must come as {', '.join(needed)}.")
         for kind in (Tokenize, PackFlat, Batch):
             if kind not in seen:
                 raise PipelineError(

@@ -245,7 +245,7 @@ class MixturePacker:
         order: list[int] = []
         number = self._first + self.records
         while any(left) and sum(self._queued) > self._most_held // 2:
-            d = self._turns.choose(number + len(order), left, self._order)
+            d = self._turns.choose(number + len(order), self._weights(left), self._order)
             if not self._queued[d]:
                 if sum(self._queued) <= self._most_held:
                     break
@@ -255,6 +255,18 @@ class MixturePacker:
             left[d] = max(0, left[d] - self._length)
         self.records += len(order)
         return order
+
+    def _weights(self, left: list[int]) -> list[int]:
+        """The planned tokens of the window, or those left where their shares are further from the plan than 0.4 %.
+
+        Points are spread over all lanes, so lanes that go by the same shares balance each other to a record.
+        """
+        whole, rest = sum(self._planned), sum(left)
+        near = whole and all(
+            250 * abs(planned * rest - tokens * whole) <= whole * rest
+            for planned, tokens in zip(self._planned, left, strict=True)
+        )
+        return self._planned if near else left
 
     def _drain(self, *, pad: bool) -> list[Job]:
         order: list[int] = []
