@@ -78,7 +78,8 @@ def main() -> None:
     parser.add_argument("--tokens", type=float, default=110e6)
     parser.add_argument("--lanes", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--share", type=float, default=0.5, help="wanted share of the long documents")
-    parser.add_argument("--chunks-per-window", type=int, default=1)
+    parser.add_argument("--chunk-size", type=int, default=4096)
+    parser.add_argument("--chunks-per-window", type=int, default=16)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         paths, tokenizer = corpora(Path(name))
@@ -88,6 +89,7 @@ def main() -> None:
                     datasets=[Dataset.from_path(key, paths[key]) for key in ("long", "short")],
                     mixture={"long": options.share, "short": 1 - options.share},
                     seed=42,
+                    chunk_size=options.chunk_size,
                 )
                 pipeline = Pipeline(source).options(
                     canonical_replicas=lanes, flush_every_k_chunks=options.chunks_per_window

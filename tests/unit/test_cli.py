@@ -452,3 +452,29 @@ def test_ranks_killed_far_apart_are_no_difference_but_what_they_consumed_counts(
     (tmp_path / "other" / "dp2-0-x.ledger").write_bytes((tmp_path / files["dp2-0.ledger"].name).read_bytes())
     difference = compare(one, read_ledger(tmp_path / "other"))
     assert (difference.step, difference.lane) == (2, 7)
+
+
+def test_plan_draws_the_mixture_and_warns_of_many_passes(zephon, corpus):
+    sources = "".join(f'[[sources]]\nname = "{n}"\npath = "{p}"\n' for n, p in (("a", "a.jsonl"), ("b", "b.jsonl.gz")))
+    stages = '[[schedule]]\nmixture = { a = 1 }\n[[schedule]]\nstart_steps = 50\nchange = "linear"\nend_steps = 80\n'
+    path = corpus / "scheduled.toml"
+    path.write_text(f"{sources}{stages}mixture = {{ a = 1, b = 1 }}\n")
+    common = [path, "--tokenizer", corpus / "tokenizer", "--seq-len", 31, "--global-batch", 8]
+    code, out, err = zephon("plan", *common, "--steps", 100, "--max-passes", 2)
+    assert code == 0 and not err
+    lines = out.splitlines()
+    assert lines[0] == "25.6k planned tokens, 100 steps"
+    assert lines[1].startswith("a |") and lines[1].endswith("100.0% to 50.0%")
+    assert lines[2].startswith("b |" + 25 * " ") and lines[2].endswith("0.0% to 50.0%")
+    assert re.search(r"^warning: [ab] is gone through [\d.]+ times, more than 2", out, re.MULTILINE)
+    assert "warning" not in zephon("plan", *common, "--tokens", "1k")[1]
+    for options, words in (([], "either --tokens or --steps"), (["--tokens", "x"], '"tokens" is "x"')):
+        code, _, err = zephon("plan", *common, *options)
+        assert code == 2 and words in err and err.count("\n") == 1
+
+
+def test_plan_of_data_that_ends_says_where(zephon, corpus):
+    recipe = corpus / "finite.toml"
+    common = [recipe, "--tokenizer", corpus / "tokenizer", "--seq-len", 31, "--global-batch", 8]
+    code, out, _ = zephon("plan", *common, "--tokens", "1b")
+    assert code == 0 and out.startswith("the data ends after ") and "1.00" in out

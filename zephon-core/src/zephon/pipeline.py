@@ -328,7 +328,7 @@ class Pipeline:
 
     # From documents to batches
 
-    def ensure_mixture(self, buffer_size: int = 16384) -> Pipeline:
+    def ensure_mixture(self, buffer_size: int = 32768) -> Pipeline:
         """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
         return self._with(EnsureMixture(buffer_size))
 

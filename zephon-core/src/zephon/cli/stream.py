@@ -134,16 +134,16 @@ class _Run:
         mixture = self._pipeline.mixture()
         print_table(
             console,
-            ["source", "target", "achieved", "last window", "tokens", "rows read", "rows skipped"],
+            ["source", "target", "achieved", "tokens", "rows read", "rows skipped", "last window"],
             [
                 [
                     name,
                     percent(target),
                     percent(made),
-                    percent(mixture[name].window),
                     f"{int(tokens):,}",
                     f"{mixture[name].rows:,}",
                     f"{mixture[name].skipped:,}",
+                    percent(mixture[name].window),
                 ]
                 for (name, target, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
             ],

@@ -159,7 +159,7 @@ class LaneStream:
         self._stage = plan.stateful
         self._rows: _Queue = deque()  # for the stateful transform
         self._window = self._stage.begin() if self._stage else None
-        self._stage_chunk = start.chunk - start.chunk % plan.window_chunks  # first one of its window
+        self._stage_window = plan.window_at(lane, start.chunk)
         self._work = self._pieces(start)
         self._exhausted = False
         self._made_bytes = 0  # of records on their way from the packer to the orderer
@@ -249,12 +249,12 @@ class LaneStream:
         """The next rows, or a mark, into the stateful transform; what it gives goes on to the workers."""
         stage, window, plan = self._stage, self._window, self._plan
         assert stage and window
-        chunk = self._stage_chunk
+        chunk = plan.window_first(self._lane, self._stage_window)
         if isinstance(item, _WindowEnd | _LaneEnd):
             self._estimates.append(0.0)
             emitted = stage.flush(window, chunk)
             self._window = stage.begin()
-            self._stage_chunk += plan.window_chunks
+            self._stage_window += 1
         else:
             emitted = stage.push(window, item.result(), chunk)
         self._documents.append(self._runner.submit("tokenize", _tokenize_emitted, plan, emitted))
@@ -321,7 +321,7 @@ class LaneStream:
         """Tell where the window begins that the packer has reached."""
         if self._on_window:
             window = self._packer_window
-            carry = self._packer.carry() or Pointer(window * self._plan.window_chunks, 0, 0)
+            carry = self._packer.carry() or Pointer(self._plan.window_first(self._lane, window), 0, 0)
             before = self._records_packed + self._packer.records
             self._on_window(self._lane, LaneStart(window, before, carry.chunk, carry.position, carry.token))
 
@@ -361,12 +361,13 @@ class LaneStream:
 
     def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
-        window = self._plan.window_chunks
+        plan, lane = self._plan, self._lane
         index, position = start.chunk, start.position
+        window = plan.window_at(lane, index)  # of the rows that are read; before the first record's there may be others
         # A stateful transform, and the account of faults, begin where their window or chunk does.
         if self._stage:
-            index, position = index - index % window, 0
-        elif self._plan.faults.skips:
+            index, position = plan.window_first(lane, window), 0
+        elif plan.faults.skips:
             position = 0
         while (chunk := self._plan.curriculum.chunk(self._lane, index)) is not None:
             due = np.cumsum(self._plan.row_bytes[chunk.dataset])
@@ -377,8 +378,9 @@ class LaneStream:
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._largest_block)
             index, position = index + 1, 0
-            if index % window == 0:
-                if index > start.window * window:
+            if index == plan.window_first(lane, window + 1):
+                window += 1
+                if window > start.window:
                     yield _WINDOW_END
                 elif self._stage:
                     yield _REPLAY_END

@@ -128,6 +128,24 @@ class Plan:
     faults: FaultPolicy
     stateful: StatefulStage | None = None
 
+    def window_first(self, lane: int, window: int) -> int:
+        """The first chunk of a window of `lane`.
+
+        Windows are of so many chunks each. Where the mixture is held locally, lanes begin their second window at
+        different chunks, since it is at the end of a window that shares are furthest off.
+        """
+        return max(0, window * self.window_chunks - self._first_cut(lane))
+
+    def window_at(self, lane: int, chunk: int) -> int:
+        """The window of `lane` that a chunk is in."""
+        return (chunk + self._first_cut(lane)) // self.window_chunks
+
+    def _first_cut(self, lane: int) -> int:
+        """By how many chunks the first window of `lane` is shorter."""
+        if not self.mixture:
+            return 0
+        return Turns.place(lane, self.topology.lanes) * self.window_chunks // self.topology.lanes
+
     def packer(self, lane: int, start: LaneStart, counts: PackCounts) -> Packer:
         """A packer for a lane that begins at `start`, adding to `counts`."""
         pack = self.pack
@@ -137,7 +155,7 @@ class Plan:
                 turns=Turns(lane, self.topology.lanes),
                 first_record=start.records_before,
                 window=start.window,
-                window_chunks=self.window_chunks,
+                window_first=partial(self.window_first, lane),
                 rows_before=partial(self.curriculum.rows_before, lane),
                 tokens_per_row=self.tokens_per_row,
                 most_held=max(LEAST_HELD, self.mixture.buffer_size // self.topology.lanes),

@@ -51,7 +51,7 @@ class EnsureMixture:
             more would have to wait, they are given out early.
     """
 
-    buffer_size: int = 16384
+    buffer_size: int = 32768
 
     def __post_init__(self) -> None:
         size = self.buffer_size
@@ -66,8 +66,12 @@ class Turns:
         self._step = _step(lanes)
         # Phases are L even parts of 0 .. 1, handed out so that those of neighbouring lanes are spread evenly too: a
         # round is balanced not only as a whole but wherever one counts from, and so is the part of each group of it.
-        spread = np.arange(lanes, dtype=np.uint64) * np.uint64(_GOLDEN)
-        self._phase = (int((spread < spread[lane]).sum()) << 64) // lanes
+        self._phase = (self.place(lane, lanes) << 64) // lanes
+
+    @staticmethod
+    def place(lane: int, lanes: int) -> int:
+        """A permutation of the lanes that puts neighbours far from each other."""
+        return int(_places(lanes)[lane])
 
     def choose(self, record: int, weights: Sequence[int], order: Sequence[int]) -> int:
         """Whose turn it is at the lane's record number `record`: an index of `weights`, not all of which are 0.
@@ -77,6 +81,11 @@ class Turns:
         point = (record * self._step + self._phase) % _ONE
         ends = list(accumulate(weights[d] for d in order))
         return order[bisect_right(ends, point * ends[-1] >> 64)]
+
+
+@lru_cache
+def _places(lanes: int) -> np.ndarray:
+    return np.argsort(np.argsort(np.arange(lanes, dtype=np.uint64) * np.uint64(_GOLDEN)))
 
 
 @lru_cache
@@ -134,10 +143,11 @@ class MixturePacker:
         turns: whose turn it is.
         first_record: records that the lane gave before.
         window: the window that the lane begins at the start of.
-        window_chunks: chunks per window.
+        window_first: the first chunk of a window.
         rows_before: rows of each dataset that the lane has taken before a chunk.
         tokens_per_row: for each dataset, in units of 2**-16.
-        most_held: records that may wait.
+        most_held: records that may wait. Half as many are held back until the window ends: they are known for certain,
+            which the rows to come are not, so that the share of what is left cannot swing about towards the end.
         pad_token: fills up the last record of a window.
         pad_last: pad the last record of the lane too, rather than leave it out.
         order: the datasets in an order that does not change where others come or go: that of their names.
@@ -151,7 +161,7 @@ class MixturePacker:
         turns: Turns,
         first_record: int,
         window: int,
-        window_chunks: int,
+        window_first: Callable[[int], int],
         rows_before: Callable[[int], Sequence[int]],
         tokens_per_row: Sequence[int],
         most_held: int,
@@ -163,7 +173,7 @@ class MixturePacker:
         self.records = 0
         self.tokens_left_out = 0
         self._length, self._turns, self._first = record_length, turns, first_record
-        self._window, self._window_chunks, self._rows_before = window, window_chunks, rows_before
+        self._window, self._window_first, self._rows_before = window, window_first, rows_before
         self._per_row, self._most_held, self._pad_token, self._pad_last = tokens_per_row, most_held, pad_token, pad_last
         self._order, self._counts = order, counts
         self._slot: tuple[int, int] | None = None
@@ -199,9 +209,8 @@ class MixturePacker:
 
     def _begin_window(self) -> None:
         n = len(self._per_row)
-        first = self._window * self._window_chunks
-        self._rows_at = self._rows_before(first)
-        after = self._rows_before(first + self._window_chunks)
+        self._rows_at = self._rows_before(self._window_first(self._window))
+        after = self._rows_before(self._window_first(self._window + 1))
         rows = [b - a for a, b in zip(self._rows_at, after, strict=True)]
         self._planned = [count * ratio >> 16 for count, ratio in zip(rows, self._per_row, strict=True)]
         self._planned_rows = sum(rows)
@@ -235,8 +244,8 @@ class MixturePacker:
         ]
         order: list[int] = []
         number = self._first + self.records
-        while any(left):
-            d = self._turns.choose(number + len(order), left, self._order)
+        while any(left) and sum(self._queued) > self._most_held // 2:
+            d = self._turns.choose(number + len(order), self._weights(left), self._order)
             if not self._queued[d]:
                 if sum(self._queued) <= self._most_held:
                     break
@@ -246,6 +255,18 @@ class MixturePacker:
             left[d] = max(0, left[d] - self._length)
         self.records += len(order)
         return order
+
+    def _weights(self, left: list[int]) -> list[int]:
+        """The planned tokens of the window, or those left where their shares are further from the plan than 0.4 %.
+
+        Points are spread over all lanes, so lanes that go by the same shares balance each other to a record.
+        """
+        whole, rest = sum(self._planned), sum(left)
+        near = whole and all(
+            250 * abs(planned * rest - tokens * whole) <= whole * rest
+            for planned, tokens in zip(self._planned, left, strict=True)
+        )
+        return self._planned if near else left
 
     def _drain(self, *, pad: bool) -> list[Job]:
         order: list[int] = []
@@ -296,7 +317,7 @@ class MixturePacker:
         """The lane can be entered at the first record of a window and nowhere else."""
         origins = np.full((count, 3), -1, dtype=np.int64)
         if not self._begun:
-            origins[0] = self._window * self._window_chunks, 0, 0
+            origins[0] = self._window_first(self._window), 0, 0
             self._begun = True
         return origins
 
