@@ -63,6 +63,18 @@ class StoredFile:
             )
         return file
 
+    def local(self) -> str:
+        """The path of a complete copy of the file on this machine, for libraries that take nothing but paths.
+
+        For a local file that is the file itself. The path may be read, never written, and not kept for longer than the
+        reader that asked for it.
+
+        Raises:
+            FileChanged, DataError: as `open`.
+        """
+        self.open().close()
+        return self.path
+
     def refreshed(self) -> "StoredFile":
         """The same path with its size and modification time of now."""
         now = _stat_regular(self.path)
