@@ -7,11 +7,24 @@ its first batch, for nothing. These go through the buffers instead.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["byte_lengths", "int32_array", "int64_array", "mask_of", "string_array", "valid_mask", "values_of"]
+__all__ = [
+    "byte_lengths",
+    "column_of",
+    "int32_array",
+    "int64_array",
+    "list_offsets",
+    "mask_of",
+    "one_chunk",
+    "string_array",
+    "true_mask",
+    "valid_mask",
+    "values_of",
+]
 
 
 def int64_array(values: np.ndarray) -> pa.Int64Array:
@@ -69,17 +82,102 @@ def mask_of(array: pa.BooleanArray) -> np.ndarray:
     return _bits(array.buffers()[1], array.offset, len(array))
 
 
+def true_mask(array: pa.BooleanArray) -> np.ndarray:
+    """bool[n]: which values are true, and not null."""
+    return mask_of(array) & valid_mask(array) if array.null_count else mask_of(array)
+
+
 def byte_lengths(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
-    """int64[n]: bytes of each value of a string or binary array, 0 for nulls."""
+    """int64[n]: bytes of the content of each value, 0 for nulls.
+
+    For text and binary that is exact; of lists and structs it is the sum over what is in them.
+    """
     if isinstance(array, pa.ChunkedArray):
         parts = [byte_lengths(chunk) for chunk in array.chunks]
         return parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, dtype=np.int64), *parts])
-    if not len(array):
-        return np.empty(0, dtype=np.int64)
-    large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    dtype = np.dtype(np.int64 if large else np.int32)
-    offsets = np.frombuffer(array.buffers()[1], dtype=dtype, count=len(array) + 1, offset=array.offset * dtype.itemsize)
-    lengths = np.diff(offsets).astype(np.int64, copy=False)
+    kind = array.type
+    if not len(array) or pa.types.is_null(kind):
+        return np.zeros(len(array), dtype=np.int64)
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        lengths = np.diff(_offsets(array, np.int32)).astype(np.int64)
+    elif pa.types.is_large_string(kind) or pa.types.is_large_binary(kind):
+        lengths = np.diff(_offsets(array, np.int64))
+    elif pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        bounds = _offsets(array, np.int64 if pa.types.is_large_list(kind) else np.int32)
+        items = array.keys if pa.types.is_map(kind) else array.values
+        sizes = byte_lengths(items)
+        if pa.types.is_map(kind):
+            sizes = sizes + byte_lengths(array.items)
+        ends = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+        lengths = np.diff(ends[bounds])
+    elif pa.types.is_struct(kind):
+        lengths = np.zeros(len(array), dtype=np.int64)
+        for field in range(kind.num_fields):
+            lengths += byte_lengths(array.field(field))
+    else:
+        lengths = np.full(len(array), max(1, array.nbytes // len(array)), dtype=np.int64)
     if array.null_count:
         lengths[~valid_mask(array)] = 0
     return lengths
+
+
+def _offsets(array: pa.Array, dtype: Any) -> np.ndarray:
+    """The n + 1 offsets of an array of texts, lists or maps."""
+    width = np.dtype(dtype).itemsize
+    return np.frombuffer(array.buffers()[1], dtype=dtype, count=len(array) + 1, offset=array.offset * width)
+
+
+def list_offsets(array: pa.Array) -> np.ndarray:
+    """int64[n + 1]: where each list of a list or large_list array begins among `array.values`."""
+    if not len(array):
+        return np.zeros(1, dtype=np.int64)
+    large = pa.types.is_large_list(array.type)
+    return _offsets(array, np.int64 if large else np.int32).astype(np.int64, copy=False)
+
+
+def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    if column.num_chunks == 0:
+        return pa.nulls(0, column.type)
+    return pa.concat_arrays(column.chunks)
+
+
+def column_of(values: Sequence[Any]) -> pa.Array:
+    """An Arrow array of Python values: text, whole numbers, floats and flags by themselves, the rest as Arrow sees fit.
+
+    Text becomes `large_string`. What `pyarrow.array` would make of it, but without pandas where that is possible.
+
+    Raises:
+        pa.ArrowException, TypeError, ValueError, OverflowError: the values are not of one type.
+    """
+    kinds = {type(value) for value in values}
+    kinds.discard(type(None))
+    nulls = None
+    n = len(values)
+    if not kinds:
+        return pa.nulls(n)
+    kind = next(iter(kinds))
+    if len(kinds) > 1 or kind not in (str, int, float, bool):
+        made = pa.array(values)
+        return made.cast(pa.large_string()) if pa.types.is_string(made.type) else made
+    if None in values:
+        valid = np.array([value is not None for value in values], dtype=bool)
+        nulls = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        values = [kind() if value is None else value for value in values]
+    if kind is str:
+        encoded = [text.encode() for text in values]
+        offsets = np.zeros(n + 1, dtype=np.int64)
+        np.cumsum([len(text) for text in encoded], out=offsets[1:])
+        return pa.Array.from_buffers(
+            pa.large_string(), n, [nulls, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
+        )
+    if kind is bool:
+        return pa.Array.from_buffers(
+            pa.bool_(), n, [nulls, pa.py_buffer(np.packbits(np.array(values, dtype=bool), bitorder="little"))]
+        )
+    dtype, arrow = (np.int64, pa.int64()) if kind is int else (np.float64, pa.float64())
+    return pa.Array.from_buffers(arrow, n, [nulls, pa.py_buffer(np.array(values, dtype=dtype))])

@@ -135,7 +135,7 @@ class Catalog:
 
 
 def scan_shards(
-    listing: Listing, fmt: Format, path: str, size_column: str, index_dir: Path | None
+    listing: Listing, fmt: Format, path: str, size_column: str, index_dir: Path | None, is_text: bool = True
 ) -> tuple[pa.Table, list[str]]:
     """What is in each file of `listing`, scanned or remembered from an earlier run, and the columns there are.
 
@@ -154,7 +154,7 @@ def scan_shards(
     if len(stale):
         total = int(listing.sizes[stale].sum())
         _log.info("scanning %d of %d files (%d MB) of '%s'", len(stale), len(names), total // 10**6, path)
-    parts = list(_scan_all(listing, fmt, size_column, stale.tolist()))
+    parts = list(_scan_all(listing, fmt, size_column, stale.tolist(), is_text))
     if known is not None:
         parts.insert(0, known.take(int64_array(found[fresh])))
     order = np.argsort(np.concatenate((np.flatnonzero(fresh), stale)))
@@ -189,11 +189,13 @@ def _positions(names: pa.Array, among: pa.Array) -> npt.NDArray[np.int64]:
     return positions
 
 
-def _scan_all(listing: Listing, fmt: Format, size_column: str, indices: Sequence[int]) -> Iterator[pa.Table]:
+def _scan_all(
+    listing: Listing, fmt: Format, size_column: str, indices: Sequence[int], is_text: bool
+) -> Iterator[pa.Table]:
     """Scans in the given order, a table per few thousand files; the first error, in that order, ends it."""
 
     def scan(index: int) -> ShardScan:
-        return fmt.scan(listing.file(index), size_column)
+        return fmt.scan(listing.file(index), size_column, is_text)
 
     if len(indices) <= 1:
         yield _table_of(listing, indices, [scan(index) for index in indices])

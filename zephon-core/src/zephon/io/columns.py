@@ -18,15 +18,15 @@ from zephon.errors import DataError
 __all__ = ["check_columns", "sound_table"]
 
 
-def check_columns(schema: pa.Schema, columns: Sequence[str], text_column: str, path: str) -> None:
-    """Raises `DataError` unless `schema` has each of `columns` exactly once and `text_column` holds text."""
+def check_columns(schema: pa.Schema, columns: Sequence[str], text_column: str | None, path: str) -> None:
+    """Raises `DataError` unless `schema` has each of `columns` exactly once and `text_column`, if any, holds text."""
     for name in columns:
         count = len(schema.get_all_field_indices(name))
         if count > 1:
             raise DataError(f"'{path}' has {count} columns named '{name}', and one was expected; rename them")
         if count == 0:
             raise missing_column(name, schema.names, path)
-    kind = schema.field(text_column).type if text_column in columns else pa.null()
+    kind = schema.field(text_column).type if text_column is not None and text_column in columns else pa.null()
     if not _is_text(kind):
         raise DataError(
             f"column '{text_column}' of '{path}' has the type {kind}, but documents must be text (string, or binary "
@@ -42,11 +42,14 @@ def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
     return DataError(f"no column '{name}' in '{path}', which has {shown or 'no columns'}; {hint}")
 
 
-def sound_table(table: pa.Table, columns: Sequence[str], text_column: str, path: str, first_row: int) -> pa.Table:
+def sound_table(
+    table: pa.Table, columns: Sequence[str], text_column: str | None, path: str, first_row: int
+) -> pa.Table:
     """`columns` of a decoded group in that order, validated, one chunk each, text as `large_string`.
 
-    Strings of any Arrow kind become `large_string`, binary becomes `large_binary`, the text column is `large_string`
-    from any type that holds text; other types stay as they are. `first_row` is the group's first row in its shard.
+    Strings of any Arrow kind become `large_string`, binary becomes `large_binary`, dictionaries their values, the text
+    column is `large_string` from any type that holds text; other types stay as they are. `first_row` is the group's
+    first row in its shard.
 
     Raises:
         DataError: invalid UTF-8 (names file and row), or a column whose bytes do not fit together.
@@ -74,7 +77,7 @@ def _normal(chunk: pa.Array, is_text: bool) -> pa.Array:
     kind = chunk.type
     if isinstance(kind, pa.BaseExtensionType):
         return _normal(chunk.storage, is_text)
-    if is_text and types.is_dictionary(kind):
+    if types.is_dictionary(kind):
         return _normal(chunk.dictionary_decode(), is_text)
     if is_text or types.is_string(kind) or types.is_string_view(kind):
         return chunk.cast(pa.large_string())  # checks UTF-8 when it comes from binary

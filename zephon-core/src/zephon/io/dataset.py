@@ -1,7 +1,7 @@
 """A named collection of documents, on storage or in memory, that is not open yet."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -86,17 +86,40 @@ class Dataset:
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
         return cls(name, None, None, text_field, table)
 
+    def columns(self) -> dict[str, str | None]:
+        """The columns of the first file, by name, before anything is opened.
+
+        JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
+        text, for what is nested or mixed), by the first rows of the first file. Elsewhere it is None.
+
+        Raises:
+            DataError: nothing at the path, or a damaged file.
+        """
+        if self.table is not None:
+            return dict.fromkeys(self.table.column_names)
+        assert self.path is not None
+        fmt, listing = select_format(list_files(self.path), self.fmt, os.path.abspath(local_path(self.path)))
+        return fmt.columns_of(listing.file(0))
+
     def open(
-        self, columns: Sequence[str], *, size_column: str, cache: DecodeCache, index_dir: Path | None = None
+        self,
+        columns: Sequence[str],
+        *,
+        size_column: str,
+        cache: DecodeCache,
+        index_dir: Path | None = None,
+        is_text: bool = True,
+        optional: Collection[str] = (),
     ) -> OpenDataset:
         """The catalog, scanned or from the sidecar index, and a reader of `columns`.
 
         Args:
             columns: top-level columns to read; nothing else is decoded.
-            size_column: the column that holds the documents: its bytes are the sizes of the catalog, and it must be
-                text (any string type, or binary that holds UTF-8).
+            size_column: the column that holds the documents: its bytes are the sizes of the catalog, and unless
+                `is_text` is False it must be text (any string type, or binary that holds UTF-8).
             cache: shared by all datasets of the process.
             index_dir: folder of the sidecar indexes; None scans anew.
+            optional: those of `columns` that may be missing in files of JSON lines, where they are null then.
 
         Raises:
             DataError: nothing at the path, no rows, mixed formats, a column that is missing or no text, a damaged
@@ -106,13 +129,16 @@ class Dataset:
         if not columns:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
-            return open_table(self.name, self.table, columns, size_column)
+            return open_table(self.name, self.table, columns, size_column, is_text)
         assert self.path is not None
         path = os.path.abspath(local_path(self.path))
         fmt, listing = select_format(list_files(self.path), self.fmt, path)
-        shards, existing = scan_shards(listing, fmt, path, size_column, index_dir)
+        shards, existing = scan_shards(listing, fmt, path, size_column, index_dir, is_text)
         for column in columns:
-            if existing and column not in existing:
+            if existing and column not in existing and not (column in optional and fmt.name == "jsonl"):
                 raise missing_column(column, existing, path)
         catalog = Catalog.from_shards(self.name, fmt, shards)
-        return OpenDataset(catalog, ShardFiles(listing, fmt, catalog, columns, size_column), cache)
+        plain = is_text and columns == [size_column]
+        kinds = None if plain or fmt.name != "jsonl" else fmt.columns_of(listing.file(0))
+        files = ShardFiles(listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=kinds)
+        return OpenDataset(catalog, files, cache)

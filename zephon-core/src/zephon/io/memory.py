@@ -46,18 +46,21 @@ class _Slices:
         pass
 
 
-def open_table(name: str, table: pa.Table, columns: Sequence[str], size_column: str) -> OpenDataset:
+def open_table(
+    name: str, table: pa.Table, columns: Sequence[str], size_column: str, is_text: bool = True
+) -> OpenDataset:
     """`table` as a dataset of one shard, "memory", whose digest is that of the values of `columns`.
 
     Raises:
         DataError: no rows, a column that is missing or no text, invalid UTF-8.
     """
     label = f"dataset {name} (in memory)"
-    check_columns(table.schema, [*columns, size_column], size_column, label)
+    text_column = size_column if is_text else None
+    check_columns(table.schema, list(dict.fromkeys([*columns, size_column])), text_column, label)
     if not table.num_rows:
         raise DataError(f"dataset '{name}' in memory has no rows; a dataset needs at least one document")
     needed = list(dict.fromkeys([*columns, size_column]))
-    sound = sound_table(table, needed, size_column, label, 0)
+    sound = sound_table(table, needed, text_column, label, 0)
     offsets = np.arange(0, table.num_rows, _GROUP_ROWS, dtype=np.int64)
     rows = np.minimum(_GROUP_ROWS, table.num_rows - offsets)
     lengths = byte_lengths(sound[size_column])

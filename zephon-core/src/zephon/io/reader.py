@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -130,10 +130,19 @@ class ShardFiles:
     """The `GroupSource` of files: opens shards as they are needed and keeps the readers of the last few."""
 
     def __init__(
-        self, listing: Listing, fmt: Format, catalog: Catalog, columns: Sequence[str], size_column: str
+        self,
+        listing: Listing,
+        fmt: Format,
+        catalog: Catalog,
+        columns: Sequence[str],
+        size_column: str,
+        *,
+        is_text: bool = True,
+        kinds: Mapping[str, str | None] | None = None,
     ) -> None:
         self._listing, self._format, self._catalog = listing, fmt, catalog
         self._columns, self._size_column = columns, size_column
+        self._is_text, self._kinds = is_text, kinds
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
@@ -157,7 +166,8 @@ class ShardFiles:
             if reader is not None:
                 self._readers.move_to_end(shard)
                 return reader
-        made = self._format.open(self._listing.file(shard), self._columns, self._size_column)
+        text_column = self._size_column if self._is_text else None
+        made = self._format.open(self._listing.file(shard), self._columns, text_column, self._kinds)
         dropped = None
         with self._lock:
             reader = self._readers.setdefault(shard, made)  # another thread may have been faster
@@ -170,7 +180,7 @@ class ShardFiles:
     def _accept_if_same_content(self, shard: int, changed: FileChanged) -> None:
         """A file that was only touched or copied over itself is still the file; one that differs ends the run."""
         file = self._listing.file(shard).refreshed()
-        scan = self._format.scan(file, self._size_column)
+        scan = self._format.scan(file, self._size_column, self._is_text)
         first, last = self._catalog.shard_group_starts[shard : shard + 2]
         same_groups = np.array_equal(scan.group_rows, self._catalog.group_rows[first:last])
         if file.size != self._catalog.shard_sizes[shard] or not same_groups:

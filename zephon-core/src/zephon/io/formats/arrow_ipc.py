@@ -8,7 +8,7 @@ rest of its buffer stays untouched memory. Layout: https://arrow.apache.org/docs
 
 import hashlib
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,7 +42,7 @@ class ArrowIpc:
     def is_sequential(self, name: str) -> bool:
         return False
 
-    def scan(self, file: StoredFile, size_column: str) -> ShardScan:
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
         digest, groups, batches = hashlib.sha256(), [], 0
         with corrupt_data_errors(file, self.name), file.open() as handle:
             start, end, batches_claimed = _bounds(handle, file)
@@ -51,7 +51,7 @@ class ArrowIpc:
                 digest.update(message.head)
                 if message.kind == _SCHEMA:
                     schema = pa.ipc.read_schema(pa.py_buffer(message.head[: message.body_start - message.start]))
-                    check_columns(schema, [size_column], size_column, file.path)
+                    check_columns(schema, [size_column], size_column if is_text else None, file.path)
                     span = _BufferSpans(schema, [size_column])
                 elif message.kind == _BATCH:
                     if span is None:
@@ -65,12 +65,26 @@ class ArrowIpc:
                 raise ValueError(f"its footer lists {batches_claimed} record batches and {batches} are there")
         return ShardScan.of(digest.hexdigest()[:32], schema.names, groups)
 
-    def open(self, file: StoredFile, columns: Sequence[str], text_column: str) -> ShardReader:
+    def columns_of(self, file: StoredFile) -> dict[str, str | None]:
+        with corrupt_data_errors(file, self.name), file.open() as handle:
+            start, end, batches_claimed = _bounds(handle, file)
+            first = next(_messages(handle, start, end, is_stream=batches_claimed is None))
+            return dict.fromkeys(
+                pa.ipc.read_schema(pa.py_buffer(handle.read_at(first.end - first.start, first.start))).names
+            )
+
+    def open(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> ShardReader:
         return _ArrowReader(file, columns, text_column)
 
 
 class _ArrowReader:
-    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str) -> None:
+    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
         self._dictionaries: list[tuple[int, int]] = []
         with corrupt_data_errors(file, ArrowIpc.name), file.open() as handle:
@@ -232,6 +246,8 @@ class _BufferSpans:
         first, last = self._ranges[0]
         if first == last:
             return 0
+        if last - first > 3:  # nested
+            return sum(length for _, length in message.buffers[first:last])
         offset, length = message.buffers[last - 1]  # validity, offsets, text
         if message.compressed and length >= 8:  # a compressed buffer begins with its true length, -1 for stored
             (size,) = struct.unpack("<q", handle.read_at(8, message.body_start + offset))

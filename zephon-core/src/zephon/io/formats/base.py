@@ -1,6 +1,6 @@
 """What a file format owes the rest of `zephon.io`: the protocol, and the plain data that crosses it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -78,12 +78,28 @@ class Format(Protocol):
         """Whether a file of this name can only be read from its start."""
         ...
 
-    def scan(self, file: StoredFile, size_column: str) -> ShardScan:
-        """Finds the groups, reading as little of the file as the format allows. `size_column` holds the text."""
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
+        """Finds the groups, reading as little of the file as the format allows.
+
+        `size_column` holds the documents; `is_text` says that they must be text.
+        """
         ...
 
-    def open(self, file: StoredFile, columns: Sequence[str], text_column: str) -> ShardReader:
-        """A reader of `columns`; `text_column`, one of them, must hold text."""
+    def columns_of(self, file: StoredFile) -> dict[str, str | None]:
+        """The top-level columns of a file, and for formats that have no types of their own what to read each as."""
+        ...
+
+    def open(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> ShardReader:
+        """A reader of `columns`; `text_column`, one of them or None, must hold text.
+
+        `kinds` are those that `columns_of` found in the first file of the dataset.
+        """
         ...
 
 

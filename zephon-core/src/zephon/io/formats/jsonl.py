@@ -8,13 +8,15 @@ parsed by it. Offsets and lengths of groups count uncompressed bytes.
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.json
 
+from zephon._arrow import column_of
 from zephon.errors import DataError
 from zephon.io.columns import missing_column, sound_table
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
@@ -35,7 +37,11 @@ _DECODER = json.JSONDecoder(parse_int=float)
 
 
 class JsonLines:
-    """The `Format` of JSON lines files. Every wanted column is read as text."""
+    """The `Format` of JSON lines files.
+
+    A column of documents is read as text. Others are read as what the first rows of the dataset hold: text, numbers
+    (float64, since JSON knows one kind of number), flags, or, for what is nested or mixed, its JSON as text.
+    """
 
     name = "jsonl"
     suffixes = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in ("", *_CODECS))
@@ -43,7 +49,7 @@ class JsonLines:
     def is_sequential(self, name: str) -> bool:
         return _codec(name) is not None
 
-    def scan(self, file: StoredFile, size_column: str) -> ShardScan:
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
         digest = hashlib.sha256()
         groups: list[tuple[int, int, int, int]] = []
         offset = 0
@@ -52,23 +58,51 @@ class JsonLines:
                 digest.update(b"%d %d %d;" % (checksum, length, rows))
                 groups.append((rows, length, offset, length))
                 offset += length
-        keys = _keys_of_head(file, groups, size_column) if groups else ()
+        keys = _keys_of_head(file, groups, size_column, is_text) if groups else ()
         return ShardScan.of(digest.hexdigest()[:32], keys, groups)
 
-    def open(self, file: StoredFile, columns: Sequence[str], text_column: str) -> ShardReader:
-        return _JsonLinesReader(file, columns, text_column)
+    def columns_of(self, file: StoredFile) -> dict[str, str | None]:
+        kinds: dict[str, set[str]] = {}
+        with corrupt_data_errors(file, self.name):
+            for row, line in enumerate(_head(file)):
+                for key, value in _object(line, file, row).items():
+                    found = kinds.setdefault(key, set())
+                    if value is not None:
+                        found.add(_KINDS.get(type(value), "json"))
+        return {key: next(iter(found)) if len(found) == 1 else "json" for key, found in kinds.items()}
+
+    def open(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> ShardReader:
+        return _JsonLinesReader(file, columns, text_column, kinds)
 
 
 class _JsonLinesReader:
-    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str) -> None:
+    def __init__(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None,
+    ) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
+        # Without kinds all is text, and anything else is refused.
+        self._kinds = None
+        if kinds is not None:
+            self._kinds = {name: kinds.get(name) or "json" for name in columns}
+            if text_column is not None:
+                self._kinds[text_column] = "document"
         codec = _codec(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self._file, JsonLines.name):
             data = _read_run(self._file, group.offset, group.length, self._packed)
-            table = _parse(data, self._columns, self._file, group)
+            table = _parse(data, self._columns, self._file, group, self._kinds)
             return sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
 
     def close(self) -> None:
@@ -127,7 +161,27 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
             yield long_crc, long_bytes, 1
 
 
-def _keys_of_head(file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str) -> tuple[str, ...]:
+def _head(file: StoredFile) -> list[bytes]:
+    """The first lines of the file, at most `_HEAD_ROWS`, at least one where there is any."""
+    with open_stream(file, _codec(file.path)) as source:
+        data = bytearray()
+        while data.count(b"\n") < _HEAD_ROWS and len(data) <= _MAX_LINE_BYTES:
+            block = source.read(RUN_BYTES)
+            if not block:
+                break
+            data += block
+            if len(data) >= RUN_BYTES and b"\n" in data:
+                break
+        else:
+            block = b"more"
+    lines = bytes(data).split(b"\n")
+    whole = lines[:-1] if block and len(lines) > 1 else lines
+    return whole[:_HEAD_ROWS]
+
+
+def _keys_of_head(
+    file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool
+) -> tuple[str, ...]:
     """The keys of the first rows, sorted; raises `DataError` when none of them is `size_column`."""
     _, _, offset, length = groups[0]
     codec = _codec(file.path)
@@ -139,14 +193,17 @@ def _keys_of_head(file: StoredFile, groups: list[tuple[int, int, int, int]], siz
     keys: set[str] = set()
     for row, line in enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS]):
         parsed = _object(line, file, row)
-        _text(parsed.get(size_column), size_column, file, row)
+        if is_text:
+            _text(parsed.get(size_column), size_column, file, row)
         keys.update(parsed)
     if keys and size_column not in keys:
         raise missing_column(size_column, sorted(keys), file.path)
     return tuple(sorted(keys))
 
 
-def _parse(data: pa.Buffer, columns: list[str], file: StoredFile, group: Group) -> pa.Table:
+def _parse(
+    data: pa.Buffer, columns: list[str], file: StoredFile, group: Group, kinds: Mapping[str, str] | None = None
+) -> pa.Table:
     """The rows of a run. Fast by Arrow's parser where that is certain to give one row per line, else line by line."""
     lines, one_object_each = _line_shape(np.frombuffer(data, np.uint8))
     if len(data) != group.length or lines != group.rows:
@@ -154,8 +211,10 @@ def _parse(data: pa.Buffer, columns: list[str], file: StoredFile, group: Group) 
             f"'{file.path}' holds {lines} lines at byte {group.offset}, not {group.rows} as when it was listed; "
             "a dataset must not change during a run, so restore the file or start a new run"
         )
+    if kinds is not None and "json" in kinds.values():
+        return _parse_with_json(data, kinds, file, group)
     if one_object_each:
-        schema = pa.schema([(name, pa.large_string()) for name in columns])
+        schema = pa.schema([(name, _TYPES[kinds[name]] if kinds else pa.large_string()) for name in columns])
         try:
             table = pa.json.read_json(
                 pa.BufferReader(data),
@@ -167,6 +226,8 @@ def _parse(data: pa.Buffer, columns: list[str], file: StoredFile, group: Group) 
         else:
             if table.num_rows == lines:
                 return table
+    if kinds is not None:
+        return _parse_with_json(data, kinds, file, group)
     return _parse_line_by_line(data, columns, file, group)
 
 
@@ -197,6 +258,62 @@ def _parse_line_by_line(data: pa.Buffer, columns: list[str], file: StoredFile, g
         for name in columns:
             values[name].append(_text(parsed.get(name), name, file, row))
     return pa.table({name: pa.array(column, pa.large_string()) for name, column in values.items()})
+
+
+def _parse_with_json(data: pa.Buffer, kinds: Mapping[str, str], file: StoredFile, group: Group) -> pa.Table:
+    """Columns of several kinds, line by line; the text of nested values is taken over as it stands in the file."""
+    fields = [(f"f{i}", msgspec.Raw | None if kind == "json" else Any, None) for i, kind in enumerate(kinds.values())]
+    names = {f"f{i}": name for i, name in enumerate(kinds)}
+    decoder = msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names.get))
+    columns: list[list[Any]] = [[] for _ in kinds]
+    appends = [(column.append, *item) for column, item in zip(columns, kinds.items(), strict=True)]
+    for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
+        try:
+            values = msgspec.structs.astuple(decoder.decode(line))
+        except (ValueError, RecursionError):
+            # A blank line, NaN, something that is no JSON: the standard library decides.
+            parsed = _object(line, file, row)
+            values = tuple(_as_raw(parsed.get(name), kind) for name, kind in kinds.items())
+        for value, (append, name, kind) in zip(values, appends, strict=True):
+            append(None if value is None else _typed(value, kind, name, file, row))
+    return pa.table(
+        {name: column_of(column).cast(_TYPES[kinds[name]]) for name, column in zip(kinds, columns, strict=True)}
+    )
+
+
+def _as_raw(value: Any, kind: str) -> Any:
+    return value if value is None or kind != "json" else json.dumps(value).encode()
+
+
+def _typed(value: Any, kind: str, name: str, file: StoredFile, row: int) -> Any:
+    if kind == "json":
+        text = bytes(value).decode()
+        return None if text == "null" else text
+    if kind == "document" or (kind == "text" and isinstance(value, str)):
+        return _text(value, name, file, row)
+    if kind == "text":
+        return msgspec.json.encode(value).decode()
+    if kind == "number" and isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    if kind == "flag" and isinstance(value, bool):
+        return value
+    _refuse(
+        file,
+        row,
+        f"holds {_kind(value)} in '{name}', where the first rows of the dataset hold {_NAMES[kind]}",
+        "give the column one type",
+    )
+
+
+_KINDS = {str: "text", float: "number", bool: "flag"}
+_NAMES = {"number": "numbers", "flag": "booleans"}
+_TYPES = {
+    "document": pa.large_string(),
+    "text": pa.large_string(),
+    "json": pa.large_string(),
+    "number": pa.float64(),
+    "flag": pa.bool_(),
+}
 
 
 def _object(line: bytes, file: StoredFile, row: int) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Parquet: a group is a row group; a scan reads the footer and nothing else."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,30 +27,45 @@ class Parquet:
     def is_sequential(self, name: str) -> bool:
         return False
 
-    def scan(self, file: StoredFile, size_column: str) -> ShardScan:
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
         metadata, digest = _footer(file)
         with corrupt_data_errors(file, self.name):
             schema = metadata.schema.to_arrow_schema()
-            check_columns(schema, [size_column], size_column, file.path)
-            leaf = next(i for i in range(metadata.num_columns) if metadata.schema.column(i).path == size_column)
+            check_columns(schema, [size_column], size_column if is_text else None, file.path)
+            paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
+            # A nested column has several leaves.
+            leaves = [i for i, path in enumerate(paths) if path == size_column or path.startswith(f"{size_column}.")]
             groups = []
             for number in range(metadata.num_row_groups):
                 row_group = metadata.row_group(number)
-                column = row_group.column(leaf)
-                if not 0 <= row_group.num_rows < _MAX_GROUP_ROWS or not 0 <= column.data_page_offset < file.size:
+                chunks = [row_group.column(leaf) for leaf in leaves]
+                bounded = all(0 <= column.data_page_offset < file.size for column in chunks)
+                if not 0 <= row_group.num_rows < _MAX_GROUP_ROWS or not bounded:
                     raise ValueError(f"row group {number} has impossible bounds")
-                size = max(column.total_uncompressed_size, 0)
-                groups.append((row_group.num_rows, size, number, max(column.total_compressed_size, 0)))
+                size = sum(max(column.total_uncompressed_size, 0) for column in chunks)
+                packed = sum(max(column.total_compressed_size, 0) for column in chunks)
+                groups.append((row_group.num_rows, size, number, packed))
             return ShardScan.of(digest, schema.names, groups)
 
-    def open(self, file: StoredFile, columns: Sequence[str], text_column: str) -> ShardReader:
+    def columns_of(self, file: StoredFile) -> dict[str, str | None]:
+        metadata, _ = _footer(file)
+        with corrupt_data_errors(file, self.name):
+            return dict.fromkeys(metadata.schema.to_arrow_schema().names)
+
+    def open(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> ShardReader:
         return _ParquetReader(file, columns, text_column)
 
 
 class _ParquetReader:
     """Keeps the parsed footer; opens the file anew for each group (14 us), so no descriptor stays open."""
 
-    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str) -> None:
+    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
         self._metadata, _ = _footer(file)
         with corrupt_data_errors(file, Parquet.name):
