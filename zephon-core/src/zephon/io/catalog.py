@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from zephon._arrow import byte_lengths, int64_array, string_array, valid_mask, values_of
 from zephon.errors import DataError
 from zephon.io import sidecar
+from zephon.io.columns import common_types
 from zephon.io.formats import Format, ShardScan
 from zephon.io.storage import Listing
 
@@ -136,8 +137,10 @@ class Catalog:
 
 def scan_shards(
     listing: Listing, fmt: Format, path: str, size_column: str, index_dir: Path | None, is_text: bool = True
-) -> tuple[pa.Table, list[str]]:
+) -> tuple[pa.Table, dict[str, str | None]]:
     """What is in each file of `listing`, scanned or remembered from an earlier run, and the columns there are.
+
+    Each column, sorted, comes with what it is read as in all of them (see `common_types`).
 
     The table has one row per file in name order, in the columns of `sidecar.SCHEMA`. Files whose name, size and
     modification time are those of the sidecar index are not opened.
@@ -165,8 +168,11 @@ def scan_shards(
         sidecar.save(index, shards)
     if not pc.sum(pc.list_value_length(shards["group_rows"])).as_py():
         raise DataError(f"'{path}' has no rows in {len(names)} file(s); a dataset needs at least one document")
-    kinds = pc.unique(shards["columns"]).to_pylist()
-    return shards, sorted({column for kind in kinds for column in json.loads(kind)})
+    kinds: dict[str, set[str]] = {}
+    for shard_columns in pc.unique(shards["columns"]).to_pylist():
+        for column, kind in json.loads(shard_columns).items():
+            kinds.setdefault(column, set()).add(kind)
+    return shards, {column: common_types(kinds[column]) for column in sorted(kinds)}
 
 
 def _still_valid(
@@ -223,7 +229,7 @@ def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardSca
         "size": int64_array(listing.sizes[list(indices)]),
         "mtime_ns": int64_array(listing.mtimes[list(indices)]),
         "digest": string_array([scan.digest for scan in scans]),
-        "columns": string_array([json.dumps(scan.columns) for scan in scans]),
+        "columns": string_array([json.dumps(dict(zip(scan.columns, scan.types, strict=True))) for scan in scans]),
         **lists,
     }
     return pa.table(columns, schema=sidecar.SCHEMA)

@@ -11,7 +11,7 @@ import pyarrow as pa
 from zephon.errors import DataError, RecipeError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
-from zephon.io.columns import missing_column
+from zephon.io.columns import has_column, missing_column, template_of
 from zephon.io.formats import format_named, select_format
 from zephon.io.memory import open_table
 from zephon.io.reader import OpenDataset, ShardFiles
@@ -24,8 +24,9 @@ __all__ = ["Dataset"]
 class Dataset:
     """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
 
-    fmt: "parquet", "jsonl" or "arrow"; None finds it from the file names. text_field: the column that holds the
-    documents; None leaves it to the pipeline.
+    fmt: a name of `zephon.io.formats.FORMATS`; None finds it from the file names. text_field: the column that holds the
+    documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None leaves
+    it to the pipeline.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Dataset:
             format_named(self.fmt)
         if self.text_field is not None and (not isinstance(self.text_field, str) or not self.text_field):
             raise RecipeError(f"text_field of dataset '{self.name}' is {self.text_field!r}, but must name a column")
+        if self.text_field is not None:
+            template_of(self.text_field)  # refuses one that cannot be read
 
     @classmethod
     def from_path(
@@ -114,7 +117,8 @@ class Dataset:
         """The catalog, scanned or from the sidecar index, and a reader of `columns`.
 
         Args:
-            columns: top-level columns to read; nothing else is decoded.
+            columns: columns to read, paths and templates included; nothing else is decoded. One that some files lack is
+                null there; its type is the one that holds those of all files.
             size_column: the column that holds the documents: its bytes are the sizes of the catalog, and unless
                 `is_text` is False it must be text (any string type, or binary that holds UTF-8).
             cache: shared by all datasets of the process.
@@ -135,10 +139,11 @@ class Dataset:
         fmt, listing = select_format(list_files(self.path), self.fmt, path)
         shards, existing = scan_shards(listing, fmt, path, size_column, index_dir, is_text)
         for column in columns:
-            if existing and column not in existing and not (column in optional and fmt.name == "jsonl"):
-                raise missing_column(column, existing, path)
+            if existing and not has_column(column, existing) and not (column in optional and fmt.name == "jsonl"):
+                raise missing_column(column, list(existing), path)
         catalog = Catalog.from_shards(self.name, fmt, shards)
-        plain = is_text and columns == [size_column]
-        kinds = None if plain or fmt.name != "jsonl" else fmt.columns_of(listing.file(0))
-        files = ShardFiles(listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=kinds)
+        plain = is_text and columns == [size_column] and template_of(size_column) is None
+        files = ShardFiles(
+            listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=None if plain else existing
+        )
         return OpenDataset(catalog, files, cache)

@@ -75,6 +75,16 @@ class StoredFile:
         self.open().close()
         return self.path
 
+    def beside(self, name: str) -> "StoredFile":
+        """The file called `name` (a plain name, no path) in the same folder, as it is now.
+
+        Raises:
+            DataError: there is none.
+        """
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise DataError(f"'{self.path}' refers to a file named {name[:100]!r}, and a plain file name was expected")
+        return StoredFile(os.path.join(os.path.dirname(self.path), name), 0, 0).refreshed()
+
     def refreshed(self) -> "StoredFile":
         """The same path with its size and modification time of now."""
         now = _stat_regular(self.path)

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table
+from zephon.io.columns import check_columns, sound_table, top_level
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
 
@@ -52,7 +52,7 @@ class ArrowIpc:
                 if message.kind == _SCHEMA:
                     schema = pa.ipc.read_schema(pa.py_buffer(message.head[: message.body_start - message.start]))
                     check_columns(schema, [size_column], size_column if is_text else None, file.path)
-                    span = _BufferSpans(schema, [size_column])
+                    span = _BufferSpans(schema, top_level([size_column], schema.names))
                 elif message.kind == _BATCH:
                     if span is None:
                         raise ValueError("a record batch comes before the schema")
@@ -63,7 +63,7 @@ class ArrowIpc:
                 raise ValueError("it has no schema")
             if batches_claimed not in (None, batches):
                 raise ValueError(f"its footer lists {batches_claimed} record batches and {batches} are there")
-        return ShardScan.of(digest.hexdigest()[:32], schema.names, groups)
+        return ShardScan.of(digest.hexdigest()[:32], schema, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name), file.open() as handle:
@@ -93,11 +93,13 @@ class _ArrowReader:
             first = next(messages)
             self._prelude = handle.read_at(first.end - first.start, first.start)
             schema = pa.ipc.read_schema(pa.py_buffer(self._prelude))
-            check_columns(schema, self._columns, text_column, file.path)
+            check_columns(schema, self._columns, text_column, file.path, strict=False)
             if any(_has_dictionary(field.type) for field in schema):
                 self._dictionaries = [(m.start, m.end) for m in messages if m.kind == _DICTIONARY]
-            self._fields = sorted(schema.get_field_index(name) for name in self._columns)
-            self._spans = _BufferSpans(schema, self._columns)
+            # Columns that this file lacks are null; where it has none of them, some column must say how many rows.
+            wanted = top_level(self._columns, schema.names) or schema.names[:1]
+            self._fields = sorted(schema.get_field_index(name) for name in wanted)
+            self._spans = _BufferSpans(schema, wanted)
 
     def read(self, group: Group) -> pa.Table:
         file = self._file
@@ -240,10 +242,12 @@ class _BufferSpans:
         return spans
 
     def text_bytes(self, message: _Message, handle: Any) -> int:
-        """Uncompressed bytes of the one wanted column's text; of all its buffers where its text has no one buffer."""
+        """Uncompressed bytes of the wanted columns' text; of all their buffers where a text has no one buffer."""
         if message.variadic or len(message.buffers) != self._total:
             return sum(length for _, length in message.buffers)
-        first, last = self._ranges[0]
+        return sum(self._column_bytes(message, handle, first, last) for first, last in self._ranges)
+
+    def _column_bytes(self, message: _Message, handle: Any, first: int, last: int) -> int:
         if first == last:
             return 0
         if last - first > 3:  # nested
