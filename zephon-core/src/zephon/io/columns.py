@@ -7,7 +7,7 @@ is what makes the later, unchecked column code safe on damaged files.
 
 A *column name* as users write it is one of three things, in this order: the name of a top-level column; a path into
 structs, "meta.text"; a template over several columns, "{title}\n\n{meta.text}" (doubled braces stand for themselves).
-Shards of one dataset may differ: columns that one lacks are null there, and `common_types` says in which type each comes.
+Shards of one dataset may differ: columns that one lacks are null there; `common_types` says in which type each comes.
 """
 
 import difflib
@@ -245,21 +245,21 @@ def _filled_in(
     """large_string[n]: the template's text with the columns' values; null where all of those are null."""
     texts: dict[str, pa.Array] = {}
     missing = None
-    for field, column in parts.items():
+    for field, values in parts.items():
         try:
-            texts[field] = column.cast(pa.large_string())
+            texts[field] = values.cast(pa.large_string())
         except (pa.ArrowException, UnicodeDecodeError) as error:
             raise DataError(
-                f"column '{field}' of '{path}', rows from {first_row} on, has the type {column.type}, which a text "
+                f"column '{field}' of '{path}', rows from {first_row} on, has the type {values.type}, which a text "
                 "template cannot print; leave it out of the template"
             ) from error
         null = texts[field].is_null()
         missing = null if missing is None else pc.and_(missing, null)
     pieces: list[Any] = []
-    for text, field in template:
+    for text, column in template:
         pieces.append(pa.scalar(text, pa.large_string()))
-        if field is not None:
-            pieces.append(texts[field])
+        if column is not None:
+            pieces.append(texts[column])
     joined = pc.binary_join_element_wise(
         *pieces, pa.scalar("", pa.large_string()), null_handling="replace", null_replacement=""
     )

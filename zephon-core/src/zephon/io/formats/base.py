@@ -200,7 +200,7 @@ def read_exactly(handle: Any, offset: int, length: int, size: int) -> bytes:
 
 
 def sample_digest(handle: Any, size: int, blocks: int) -> bytes:
-    """Some of the file's content, for a digest that need not read all of it: `blocks` evenly spread pieces, and its end.
+    """Some of a file's content, for a digest that need not read it all: `blocks` evenly spread pieces, one at its end.
 
     So a file whose content is exchanged for other content of the same layout is nearly always told apart.
     """
