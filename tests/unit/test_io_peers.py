@@ -26,7 +26,7 @@ def check_rows(dataset, expected):
     """`expected` values by column, in file order and in any other."""
     rows = len(next(iter(expected.values())))
     assert dataset.catalog.rows == rows
-    for order in (np.arange(rows), ORDER[ORDER < rows]):
+    for order in (np.arange(rows), ORDER[rows > ORDER]):
         taken = dataset.take(order)
         for name, values in expected.items():
             assert taken[name].to_pylist() == [values[row] for row in order], name
