@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -43,8 +44,8 @@ KINDS = [".parquet", ".arrow", ".jsonl"]
 
 @pytest.mark.parametrize("suffix", KINDS)
 def test_a_path_reads_text_inside_of_structs(tmp_path, suffix):
-    rows = [{"meta": {"a": {"text": "one"}, "n": 1}}, {"meta": None}, {"meta": {"a": {"text": None}}}, {"meta": {"a": None}}]
-    write(tmp_path / f"a{suffix}", pa.Table.from_pylist(rows * 2))
+    metas = [{"a": {"text": "one"}, "n": 1}, None, {"a": {"text": None}}, {"a": None}]
+    write(tmp_path / f"a{suffix}", pa.Table.from_pylist([{"meta": meta} for meta in metas * 2]))
     dataset = opened(tmp_path, ["meta.a.text"])
     assert column(dataset, "meta.a.text") == ["one", None, None, None] * 2
     assert dataset.take(np.array([4])).schema.field("meta.a.text").type == pa.large_string()
@@ -121,7 +122,7 @@ def test_json_lines_read_paths_the_fast_way(tmp_path, monkeypatch):
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_a_column_has_one_type_whichever_shard_a_row_comes_from(tmp_path, suffix):
     shards = [
-        {"text": ["a"], "n": pa.array([1], pa.int8()), "s": pa.array(["x"], pa.string()), "f": pa.array([1], pa.int32())},
+        {"text": ["a"], "n": pa.array([1], pa.int8()), "s": ["x"], "f": pa.array([1], pa.int32())},
         {"text": ["b"], "n": pa.array([2], pa.int64()), "s": pa.nulls(1), "f": pa.array([0.5], pa.float32())},
         {"text": ["c"], "n": pa.array([3], pa.uint16()), "s": pa.array(["y"], pa.large_string()), "more": [1]},
         {"text": pa.array(["d"], pa.large_string())},
@@ -150,7 +151,7 @@ def test_a_column_has_one_type_whichever_shard_a_row_comes_from(tmp_path, suffix
 def test_a_number_that_does_not_fit_the_common_type_is_named(tmp_path):
     write(tmp_path / "a.parquet", pa.table({"text": ["a"], "n": pa.array([2**63], pa.uint64())}))
     write(tmp_path / "b.parquet", pa.table({"text": ["b"], "n": pa.array([-1], pa.int8())}))
-    with pytest.raises(DataError, match=r"column 'n' of '.*a.parquet', rows from 0 on, has the type uint64 where .*int64"):
+    with pytest.raises(DataError, match=r"column 'n' of '.*a.parquet', rows .* the type uint64 where .*int64"):
         column(opened(tmp_path, ["text", "n"]), "n")
 
 
@@ -177,7 +178,7 @@ def test_json_lines_with_bzip2_are_read_whole_or_refused(tmp_path):
     assert column(dataset, "text") == [f"document {n}" for n in range(1000)]
     for size in (1, 10, len(content) // 4, len(content) - 1):
         path.write_bytes(content[:size])
-        with pytest.raises(DataError, match="a.jsonl.bz2"):
+        with pytest.raises(DataError, match=r"a\.jsonl\.bz2"):
             open_path(path)
 
 
@@ -226,7 +227,7 @@ def test_an_npy_file_of_one_dimension_is_cut_into_rows(tmp_path, dtype, n):
         return
     rows = column(opened(tmp_path, ["tokens"], is_text=False), "tokens")
     assert [len(row) for row in rows] == [8192] * (n // 8192) + [n % 8192] * bool(n % 8192)
-    assert sum(rows, []) == tokens.tolist()
+    assert list(chain(*rows)) == tokens.tolist()
 
 
 def test_an_npy_file_of_two_dimensions_has_a_row_per_row(tmp_path, monkeypatch):
@@ -261,7 +262,7 @@ def test_plain_numbers_are_read_where_their_type_is_named(tmp_path, fmt, name):
     tokens = np.arange(10_000).astype(fmt)
     tokens.tofile(tmp_path / name)
     dataset = opened(tmp_path / name, ["tokens"], fmt=fmt, is_text=False)
-    assert sum(column(dataset, "tokens"), []) == tokens.tolist()
+    assert list(chain(*column(dataset, "tokens"))) == tokens.tolist()
     if name == "part.npy":
         with pytest.raises(DataError, match='say which with fmt = "uint16" or "uint32"'):
             opened(tmp_path, ["tokens"], is_text=False)

@@ -60,10 +60,12 @@ def test_files_of_no_format_are_passed_over_and_a_named_file_needs_fmt(tmp_path)
     write_shard(tmp_path / "a.jsonl", ["json"])
     (tmp_path / "README.md").write_text("about")
     assert texts_of(open_path(tmp_path)) == ["json"]
-    (tmp_path / "a.jsonl").rename(tmp_path / "data.txt")
+    (tmp_path / "a.jsonl").rename(tmp_path / "data.log")
     with pytest.raises(DataError, match=r"no file of .* has an ending of a known format.*with fmt"):
-        open_path(tmp_path / "data.txt")
-    assert texts_of(open_path(tmp_path / "data.txt", fmt="jsonl")) == ["json"]
+        open_path(tmp_path / "data.log")
+    for name in ("data.log", "data.txt"):  # an ending of text is no hindrance
+        (tmp_path / "data.log").replace(tmp_path / name)
+        assert texts_of(open_path(tmp_path / name, fmt="jsonl")) == ["json"]
 
 
 def test_an_unknown_format_is_refused_when_the_dataset_is_made():

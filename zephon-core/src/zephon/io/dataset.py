@@ -1,7 +1,7 @@
 """A named collection of documents, on storage or in memory, that is not open yet."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,10 +12,10 @@ from zephon.errors import DataError, RecipeError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
 from zephon.io.columns import has_column, missing_column, template_of
-from zephon.io.formats import format_named, select_format
+from zephon.io.formats import Format, format_named, select_format
 from zephon.io.memory import open_table
 from zephon.io.reader import OpenDataset, ShardFiles
-from zephon.io.storage import list_files, local_path
+from zephon.io.storage import Listing, list_files, local_path
 
 __all__ = ["Dataset"]
 
@@ -134,10 +134,7 @@ class Dataset:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
             return open_table(self.name, self.table, columns, size_column, is_text)
-        assert self.path is not None
-        path = os.path.abspath(local_path(self.path))
-        fmt, listing = select_format(list_files(self.path), self.fmt, path)
-        shards, existing = scan_shards(listing, fmt, path, size_column, index_dir, is_text)
+        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text)
         for column in columns:
             if existing and not has_column(column, existing) and not (column in optional and fmt.name == "jsonl"):
                 raise missing_column(column, list(existing), path)
@@ -147,3 +144,55 @@ class Dataset:
             listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=None if plain else existing
         )
         return OpenDataset(catalog, files, cache)
+
+    def scan(
+        self,
+        size_column: str,
+        *,
+        index_dir: Path | None,
+        is_text: bool = True,
+        threads: int | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+    ) -> Catalog:
+        """The catalog alone; leaves the sidecar index in `index_dir`, so that `open` need not scan.
+
+        What an earlier, interrupted scan has found is not looked for again.
+
+        Args:
+            size_column, index_dir, is_text: as for `open`.
+            threads: how many files are scanned at a time.
+            progress: called with files done, files, bytes of files done, bytes, from the calling thread.
+
+        Raises:
+            DataError: as `open`.
+        """
+        if self.table is not None:
+            raise RecipeError(f"dataset '{self.name}' is in memory, and only files have an index")
+        fmt, _, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress)
+        return Catalog.from_shards(self.name, fmt, shards)
+
+    def _scanned(
+        self,
+        size_column: str,
+        index_dir: Path | None,
+        is_text: bool,
+        threads: int | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+    ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
+        """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
+        assert self.path is not None
+        path = os.path.abspath(local_path(self.path))
+        fmt, listing = select_format(list_files(self.path), self.fmt, path)
+        files = size = 0
+        total = int(listing.sizes.sum())
+
+        def add(more_files: int, more_bytes: int) -> None:
+            nonlocal files, size
+            files, size = files + more_files, size + more_bytes
+            if progress is not None:
+                progress(files, len(listing.names), size, total)
+
+        shards, existing = scan_shards(
+            listing, fmt, path, size_column, index_dir, is_text, threads=threads, progress=add
+        )
+        return fmt, listing, shards, existing, path
