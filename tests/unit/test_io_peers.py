@@ -213,3 +213,62 @@ def test_megatron_without_its_index_is_explained(peer_data, tmp_path):
         opened(tmp_path, ["tokens"], is_text=False)
     with pytest.raises(DataError, match=r"web_text_document.idx"):
         opened(tmp_path, ["tokens"], is_text=False, fmt="megatron")
+
+
+# Lance and Vortex, read by their libraries
+
+
+def table_of(first: int, count: int) -> pa.Table:
+    numbers = list(range(first, first + count))
+    texts = [f"document {n} é" for n in numbers]
+    return pa.table({"text": texts, "n": numbers, "meta": [{"text": text} for text in texts]})
+
+
+def test_vortex_files_give_their_columns(tmp_path):
+    import vortex
+
+    for shard in range(2):
+        vortex.io.write(table_of(shard * 20_000, 20_000), str(tmp_path / f"{shard}.vortex"))
+    dataset = opened(tmp_path, ["text", "n", "meta.text"])
+    assert dataset.catalog.fmt == "vortex" and dataset.catalog.n_shards == 2
+    texts = table_of(0, 40_000)["text"].to_pylist()
+    check_rows(dataset, {"text": texts, "n": list(range(40_000)), "meta.text": texts})
+    with pytest.raises(DataError, match=r"column 'n' .* documents must be text"):
+        opened(tmp_path, ["n"])
+    (tmp_path / "1.vortex").write_bytes((tmp_path / "1.vortex").read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"1\.vortex' cannot be read as vortex"):
+        opened(tmp_path, ["text"])
+
+
+def test_a_lance_dataset_is_read_at_its_newest_version(tmp_path):
+    import lance
+
+    folder = tmp_path / "docs.lance"
+    lance.write_dataset(table_of(0, 1000), folder, max_rows_per_file=300)
+    lance.dataset(folder).delete("n % 7 = 0")
+    lance.write_dataset(table_of(1000, 10), folder, mode="append")
+    kept = [n for n in range(1000) if n % 7] + list(range(1000, 1010))
+    dataset = opened(folder, ["n", "text", "meta.text"], "text")
+    assert dataset.catalog.fmt == "lance" and dataset.catalog.n_shards == 5
+    rows = dataset.take(np.arange(dataset.catalog.rows)).to_pylist()
+    assert sorted(row["n"] for row in rows) == kept
+    assert all(row["text"] == row["meta.text"] == f"document {row['n']} é" for row in rows)
+    # What is written meanwhile is for the next run.
+    lance.dataset(folder).delete("n >= 0")
+    assert dataset.take(np.arange(dataset.catalog.rows)).to_pylist() == rows
+    with pytest.raises(DataError, match="has no rows"):
+        opened(folder, ["text"])
+
+
+def test_an_index_of_a_lance_dataset_holds_until_its_next_version(tmp_path):
+    import lance
+
+    folder = tmp_path / "docs.lance"
+    lance.write_dataset(table_of(0, 100), folder)
+    dataset = Dataset.from_path("x", folder)
+    assert dataset.scan("text", index_dir=tmp_path / "index").rows == 100
+    lance.dataset(folder).delete("n < 10")
+    assert dataset.scan("text", index_dir=tmp_path / "index").rows == 90
+    shutil.rmtree(folder / "_versions")
+    with pytest.raises(DataError, match="no part of a local Lance dataset"):
+        dataset.scan("text", index_dir=tmp_path / "index")

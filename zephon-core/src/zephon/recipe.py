@@ -58,7 +58,10 @@ __all__ = ["DataRecipe", "SourceRecipe", "parse_size"]
 MAX_RECIPE_BYTES = 1 << 20
 """A larger recipe file is refused: one of 10,000 sources is about this large."""
 
-FORMATS = ("parquet", "jsonl", "arrow", "webdataset", "mds", "litdata", "megatron", "numpy", "uint16", "uint32", "text")
+FORMATS = (
+    "parquet", "jsonl", "arrow", "webdataset", "mds", "litdata", "megatron", "numpy", "uint16", "uint32", "lance",
+    "vortex", "text",
+)  # fmt: skip
 PACK_ALGORITHMS = ("wrap",)
 RUNNERS = ("inline", "threads")
 LATER_RUNNERS = ("process", "ray")

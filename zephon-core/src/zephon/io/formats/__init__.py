@@ -15,12 +15,14 @@ from zephon.errors import DataError, RecipeError
 from zephon.io.formats.arrow_ipc import ArrowIpc
 from zephon.io.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.formats.jsonl import JsonLines
+from zephon.io.formats.lance import Lance, as_listed
 from zephon.io.formats.litdata import INDEX_NAME, LitData
 from zephon.io.formats.mds import MosaicShards
 from zephon.io.formats.megatron import Megatron, index_name
 from zephon.io.formats.numpy_tokens import NumpyTokens, PlainTokens
 from zephon.io.formats.parquet import Parquet
 from zephon.io.formats.text import PlainText
+from zephon.io.formats.vortex import Vortex
 from zephon.io.formats.webdataset import WebDataset
 from zephon.io.storage import Listing
 
@@ -39,6 +41,8 @@ FORMATS: dict[str, Format] = {
         NumpyTokens(),
         PlainTokens("uint16"),
         PlainTokens("uint32"),
+        Lance(),
+        Vortex(),
         PlainText(),
     )
 }
@@ -131,6 +135,8 @@ def _kind(name: str, beside: set[str]) -> str | None:
 
 def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> Listing:
     """The files to read, less those that `datasets` has left beside its own: results of `map` that it caches there."""
+    if fmt == "lance":
+        return as_listed(listing.select(keep), path)
     if fmt != "arrow":
         return listing.select(keep)
     place = {name: i for i, name in enumerate(listing.names)}

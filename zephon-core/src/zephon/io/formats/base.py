@@ -1,5 +1,6 @@
 """What a file format owes the rest of `zephon.io`: the protocol, and the plain data that crosses it."""
 
+import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ __all__ = [
     "ShardReader",
     "ShardScan",
     "corrupt_data_errors",
+    "library",
     "read_exactly",
     "run_bounds",
     "sample_digest",
@@ -226,3 +228,27 @@ def token_lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> pa.
     np.cumsum(lengths, out=offsets[1:])
     ids = pa.Array.from_buffers(pa.uint32(), len(values), [None, pa.py_buffer(values)])
     return pa.LargeListArray.from_arrays(int64_array(offsets), ids)
+
+
+@contextmanager
+def library(module: str, extra: str, path: str) -> Iterator[Any]:
+    """The library that reads a format, for use inside `corrupt_data_errors`.
+
+    A panic of one that is written in Rust, which is no `Exception`, comes out as a ValueError.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"'{path}' is read with the library {extra} of the same project, which is missing or does not work here "
+            f"({str(error)[:100]}); install it with: pip install 'zephon-core[{extra}]'"
+        ) from error
+    try:
+        yield found
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise ValueError(f"its library gave up: {str(error)[:200]}") from error
+        raise
