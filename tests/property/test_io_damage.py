@@ -230,3 +230,49 @@ def test_a_damaged_file_of_tokens_or_text_is_an_error_of_ours_or_gives_its_rows(
             assert len(raw) == len(content) or name in ("text.md", "samples.tar")
             # A piece of an archive that is exchanged for another one of the same length may span two members.
             assert name == "text.md" or sum(a != b for a, b in zip(rows, expected, strict=True)) <= 40
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_vortex_file_is_an_error_of_ours_or_gives_as_many_rows(tmp_path):
+    import vortex
+
+    path = tmp_path / "a.vortex"
+    vortex.io.write(pa.table({"text": [text or "" for text in TEXTS], "n": range(200)}), str(path))
+    content, generator = path.read_bytes(), random.Random("vortex")
+    for _ in range(CASES // 2):
+        raw = damaged(content, generator)
+        path.write_bytes(raw)
+        try:
+            rows = rows_of(path, ["text", "n"])
+        except DataError as error:
+            assert "a.vortex" in str(error) and "\n" not in str(error)
+        else:
+            assert len(rows) == 200 and raw[-4:] == content[-4:]
+
+
+@pytest.mark.timeout(120)
+def test_a_damaged_lance_dataset_is_an_error_of_ours_or_gives_as_many_rows(tmp_path):
+    import lance
+
+    folder = tmp_path / "a.lance"
+    lance.write_dataset(pa.table({"text": [text or "" for text in TEXTS], "n": range(200)}), folder)
+    lance.dataset(folder).delete("n % 10 = 3")
+    files = [
+        path
+        for path in sorted(folder.rglob("*"))
+        if path.suffix in (".lance", ".manifest", ".arrow") and path.is_file()
+    ]
+    generator = random.Random("lance")
+    for case in range(CASES // 2):
+        path = generator.choice(files)
+        content, times = path.read_bytes(), path.stat()
+        path.write_bytes(damaged(content, generator))
+        os.utime(path, ns=(case, case))  # a stamp of its own, as a damaged version would have
+        try:
+            rows = rows_of(folder, ["text", "n"])
+        except DataError as error:
+            assert "a.lance" in str(error) and "\n" not in str(error)
+        else:
+            assert len(rows) == 180
+        path.write_bytes(content)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon._arrow import int64_array
+from zephon.errors import DataError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
 from zephon.io.columns import as_types
@@ -121,7 +122,14 @@ class OpenDataset:
 
 def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
     # Shards may differ in columns other than the text: int32 beside int64, all null beside a type.
-    table = pa.concat_tables(tables, promote_options="permissive")
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"files of a dataset hold the same column with types that have nothing in common ({reason}); write "
+            "them with one type, or do not ask for that column"
+        ) from error
     in_order = bool((np.diff(indices) == 1).all())  # then rows are joined and not picked one by one
     table = table.slice(indices[0], len(indices)) if in_order else table.take(int64_array(indices))
     return table.combine_chunks()  # free where there is one chunk already

@@ -124,6 +124,19 @@ def _folder(path: str) -> str:
     return os.path.dirname(os.path.dirname(path))
 
 
+def _check_deletions(folder: str, fragment: dict[str, Any]) -> None:
+    """Reads the list of deleted rows of a fragment first: the library ends the process over one that is damaged."""
+    told = fragment["deletion_file"]
+    if told is None or told["file_type"] != "array":
+        return
+    name = f"{fragment['id']}-{told['read_version']}-{told['id']}.arrow"
+    with pa.OSFile(os.path.join(folder, "_deletions", name), "rb") as file, pa.ipc.open_file(file) as reader:
+        table = reader.read_all()
+    table.validate(full=True)
+    if table.num_rows != told["num_deleted_rows"]:
+        raise ValueError(f"its list of deleted rows has {table.num_rows}, where {told['num_deleted_rows']} were noted")
+
+
 def _sizes(fragment: Any) -> list[int]:
     return [file.file_size_bytes or 0 for file in fragment.metadata.files]
 
@@ -134,7 +147,10 @@ def _opened(lance: Any, file: StoredFile, stamp: int, version: int | None = None
     with _lock:
         if key not in _datasets:
             dataset = lance.dataset(key[0], version=version)
-            fragments = {os.path.basename(each.metadata.files[0].path): each for each in dataset.get_fragments()}
+            fragments = {}
+            for fragment in dataset.get_fragments():
+                _check_deletions(key[0], fragment.metadata.to_json())
+                fragments[os.path.basename(fragment.metadata.files[0].path)] = fragment
             if len(_datasets) >= _MAX_DATASETS:
                 _datasets.clear()
             _datasets[key] = dataset, fragments

@@ -46,6 +46,8 @@ _READ_BYTES = 1 << 20
 _MAX_SAMPLES = 1 << 27
 _MAX_CONFIG_BYTES = 1 << 20
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
+_BYTES = frozenset(["bytes", "pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[jpeg]", "list[pil]", "list[png]"])
+_PICKLED = frozenset(["pkl", "pickle"])
 _NUMBERS = {
     "int": "<i8",
     **{f"{kind}int{bits}": f"<{kind or 'i'}{bits // 8}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
@@ -99,7 +101,7 @@ class _MosaicReader:
             schema = _schema(self._shard.fields, file)
             check_columns(schema, self._columns, text_column, file.path, strict=False)
             self._wanted = set(top_level(self._columns, schema.names))
-            _refuse_pickled(self._shard.fields, self._wanted, file)
+            _refuse_unreadable(self._shard.fields, self._wanted, file)
         codec = _codec(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
@@ -225,9 +227,15 @@ def _type(field: Field) -> pa.DataType:
     return pa.large_binary()
 
 
-def _refuse_pickled(fields: Sequence[Field], wanted: set[str], file: StoredFile) -> None:
+def _refuse_unreadable(fields: Sequence[Field], wanted: set[str], file: StoredFile) -> None:
     for field in fields:
-        if field.name in wanted and field.encoding in ("pkl", "pickle"):
+        known = field.encoding.partition(":")[0] in {*_TEXT, *_BYTES, *_PICKLED, *_NUMBERS, "ndarray"}
+        if field.name in wanted and not known:
+            raise DataError(
+                f"column '{field.name}' of '{file.path}' is encoded as {field.encoding[:40]!r}, which is not known; "
+                "write it as str, json, bytes, a number or ndarray"
+            )
+        if field.name in wanted and field.encoding in _PICKLED:
             raise DataError(
                 f"column '{field.name}' of '{file.path}' holds pickled Python objects, which can run code when read "
                 "and are refused; write it as str, json or ndarray"
