@@ -266,13 +266,16 @@ def test_a_damaged_lance_dataset_is_an_error_of_ours_or_gives_as_many_rows(tmp_p
     for case in range(CASES // 2):
         path = generator.choice(files)
         content, times = path.read_bytes(), path.stat()
-        path.write_bytes(damaged(content, generator))
+        # Of data files only the end is cut off: the library may end the process over a flipped bit in one, which is
+        # said in docs/formats.md.
+        is_data = path.suffix == ".lance"
+        path.write_bytes(content[: generator.randrange(len(content))] if is_data else damaged(content, generator))
         os.utime(path, ns=(case, case))  # a stamp of its own, as a damaged version would have
         try:
             rows = rows_of(folder, ["text", "n"])
         except DataError as error:
             assert "a.lance" in str(error) and "\n" not in str(error)
         else:
-            assert len(rows) == 180
+            assert len(rows) == 180 and not is_data
         path.write_bytes(content)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))

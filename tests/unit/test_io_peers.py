@@ -2,13 +2,16 @@
 
 import json
 import shutil
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from peers.rows import LABELS, TEXTS, TOKENS
+from support import step_digests
 
+from zephon import DataRecipe, Pipeline
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
@@ -247,6 +250,12 @@ def test_a_lance_dataset_is_read_at_its_newest_version(tmp_path):
     lance.write_dataset(table_of(0, 1000), folder, max_rows_per_file=300)
     lance.dataset(folder).delete("n % 7 = 0")
     lance.write_dataset(table_of(1000, 10), folder, mode="append")
+    # Arrow files of Arrow's Rust library, whose messages begin elsewhere.
+    deleted = [
+        sorted(opened(path, ["row_id"], is_text=False).take(np.arange(43))["row_id"].to_pylist())
+        for path in (folder / "_deletions").glob("[0-2]-*.arrow")
+    ]
+    assert all(b - a == 7 for rows in deleted for a, b in pairwise(rows)) and len(deleted) == 3
     kept = [n for n in range(1000) if n % 7] + list(range(1000, 1010))
     dataset = opened(folder, ["n", "text", "meta.text"], "text")
     assert dataset.catalog.fmt == "lance" and dataset.catalog.n_shards == 5
@@ -272,3 +281,46 @@ def test_an_index_of_a_lance_dataset_holds_until_its_next_version(tmp_path):
     shutil.rmtree(folder / "_versions")
     with pytest.raises(DataError, match="no part of a local Lance dataset"):
         dataset.scan("text", index_dir=tmp_path / "index")
+
+
+# In a pipeline
+
+
+@pytest.mark.parametrize(
+    ("folder", "text_field"),
+    [
+        ("webdataset/packed", "{__key__}: {txt}"),
+        ("mds/zstd", "text"),
+        ("litdata/arrow", "meta.text"),
+        ("saved/plain", "{label} {meta.text}"),
+    ],
+)
+def test_global_batches_of_any_format_do_not_depend_on_dp_degree(peer_data, tiny_tokenizer, folder, text_field):
+    recipe = DataRecipe.from_dict(
+        {
+            "canonical_replicas": 4,
+            "sources": [
+                {"name": "peer", "path": str(peer_data / folder), "text_field": text_field},
+                {"name": "text", "path": str(peer_data / "litdata/texts")},
+            ],
+        }
+    )
+
+    def digests(dp_degree: int) -> list[bytes]:
+        pipelines = [
+            Pipeline.from_recipe(
+                recipe,
+                tokenizer=tiny_tokenizer,
+                seq_len=32,
+                microbatch_size=2,
+                dp_degree=dp_degree,
+                dp_group_id=group,
+                global_batch=8,
+            )
+            for group in range(dp_degree)
+        ]
+        return step_digests(pipelines, 12, 8)
+
+    one = digests(1)
+    assert len(set(one)) == 12
+    assert digests(2) == digests(4) == one

@@ -20,7 +20,7 @@ from zephon.io.columns import check_columns, sound_table, top_level
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
 
-__all__ = ["ArrowIpc"]
+__all__ = ["ArrowIpc", "check_claims"]
 
 _FILE_MARK = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -81,6 +81,24 @@ class ArrowIpc:
         kinds: Mapping[str, str | None] | None = None,
     ) -> ShardReader:
         return _ArrowReader(file, columns, text_column)
+
+
+def check_claims(file: StoredFile, most: int) -> None:
+    """Raises ValueError where a compressed buffer of a file claims more than `most` bytes, or the layout is damaged.
+
+    For libraries that allocate what a file claims, and end the process where there is not so much.
+    """
+    with file.open() as handle:
+        start, end, batches_claimed = _bounds(handle, file)
+        kinds = []
+        for message in _messages(handle, start, end, is_stream=batches_claimed is None):
+            kinds.append(message.kind)
+            for offset, length in message.buffers if message.compressed else ():
+                claimed = int.from_bytes(handle.read_at(8, message.body_start + offset), "little", signed=True)
+                if length and (length < 8 or not -1 <= claimed <= most):
+                    raise ValueError(f"a buffer of '{file.path}' claims {claimed} bytes")
+        if kinds.count(_SCHEMA) != 1 or kinds.count(_BATCH) != (batches_claimed or 0):
+            raise ValueError(f"'{file.path}' does not hold what its footer lists")
 
 
 class _ArrowReader:
@@ -164,7 +182,10 @@ def _bounds(handle: Any, file: StoredFile) -> tuple[int, int, int | None]:
         raise ValueError("it does not end with the footer of an Arrow file")
     footer = handle.read_at(length, file.size - 10 - length)
     _, blocks = _FlatTable.root(footer).vector(3, item_bytes=24)
-    return 8, file.size - 10 - length, blocks
+    # Arrow's Rust library begins the messages at byte 64, with zeros before.
+    padding = handle.read_at(56, 8)
+    start = next((8 + at for at in range(0, 56, 8) if padding[at : at + 8].strip(b"\0")), 64)
+    return start, file.size - 10 - length, blocks
 
 
 def _messages(handle: Any, start: int, end: int, is_stream: bool) -> Iterator[_Message]:

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from zephon.errors import DataError
 from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.formats.arrow_ipc import check_claims
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, library, run_bounds
 from zephon.io.storage import Listing, StoredFile
 
@@ -45,6 +46,7 @@ class Lance:
             digest = hashlib.sha256()
             if fragment is None:
                 return ShardScan.of(digest.hexdigest()[:32], dataset.schema, [])
+            fragment.validate()  # that its data files hold as many rows as the version says
             rows = fragment.count_rows()
             # Data files are never written again, and their names are; so this is all that makes the fragment's rows.
             digest.update(json.dumps(fragment.metadata.to_json(), sort_keys=True).encode())
@@ -130,7 +132,10 @@ def _check_deletions(folder: str, fragment: dict[str, Any]) -> None:
     if told is None or told["file_type"] != "array":
         return
     name = f"{fragment['id']}-{told['read_version']}-{told['id']}.arrow"
-    with pa.OSFile(os.path.join(folder, "_deletions", name), "rb") as file, pa.ipc.open_file(file) as reader:
+    path = os.path.join(folder, "_deletions", name)
+    found = os.stat(path)
+    check_claims(StoredFile(path, found.st_size, found.st_mtime_ns), 64 + 8 * told["num_deleted_rows"])
+    with pa.OSFile(path, "rb") as file, pa.ipc.open_file(file) as reader:
         table = reader.read_all()
     table.validate(full=True)
     if table.num_rows != told["num_deleted_rows"]:
