@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
@@ -83,7 +83,7 @@ class StoredFile:
         """
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             raise DataError(f"'{self.path}' refers to a file named {name[:100]!r}, and a plain file name was expected")
-        return StoredFile(os.path.join(os.path.dirname(self.path), name), 0, 0).refreshed()
+        return replace(self, path=os.path.join(os.path.dirname(self.path), name)).refreshed()
 
     def refreshed(self) -> "StoredFile":
         """The same path with its size and modification time of now."""

@@ -93,6 +93,9 @@ class ShardReader(Protocol):
         """
         ...
 
+    # A reader that knows beforehand which bytes it will fetch for a group also has
+    # `ranges(group) -> list[(start, length)]`, so that they can be read ahead from a store.
+
     def close(self) -> None:
         """Lets go of files that are held open, if any; a later `read` may open them again."""
         ...

@@ -118,6 +118,14 @@ class _LitDataReader:
             self._chunk = _chunk(file, self._layout)
         self._packed = SequentialBytes(file, "zstd") if _PACKED.search(file.path) else None
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        if self._packed is not None:
+            return []
+        if (frame := self._frame(group)) is not None:
+            return [(int(frame["offset"]), int(frame["length"]))]
+        return [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         file, chunk, layout = self._file, self._chunk, self._layout
         with corrupt_data_errors(file, LitData.name, f" (items from row {group.first_row})"):
@@ -144,6 +152,11 @@ class _LitDataReader:
         if self._packed is not None:
             self._packed.close()
 
+    def _frame(self, group: Group) -> Any:
+        """The frame that holds a group; None where there are no frames."""
+        frames = self._chunk.frames
+        return None if frames is None else frames[np.searchsorted(frames["first"], group.first_row)]
+
     def _content(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
         """The items' bytes, uncompressed, and where each ends, int64[rows + 1]."""
         if self._packed is not None:
@@ -156,7 +169,7 @@ class _LitDataReader:
             if chunk.frames is None:
                 data = pa.py_buffer(read_exactly(handle, group.offset, group.length, size))
                 return _unframed(data, ends) if self._layout.is_packed_items else (data, ends)
-            frame = chunk.frames[np.searchsorted(chunk.frames["first"], group.first_row)]
+            frame = self._frame(group)
             packed = read_exactly(handle, int(frame["offset"]), int(frame["length"]), size)
         return pa.py_buffer(_inflated(packed, group.length)), ends
 

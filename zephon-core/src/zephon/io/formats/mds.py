@@ -105,6 +105,10 @@ class _MosaicReader:
         codec = _codec(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        return [] if self._packed is not None else [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         file, shard = self._file, self._shard
         with corrupt_data_errors(file, MosaicShards.name, f" (samples from row {group.first_row})"):

@@ -98,6 +98,10 @@ class _MegatronReader:
         with corrupt_data_errors(file, Megatron.name):
             self._index = _Index(file)
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        return [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         file, index = self._file, self._index
         with corrupt_data_errors(file, Megatron.name, f" (documents from row {group.first_row})"):

@@ -179,6 +179,10 @@ class _TokensReader:
         self._file, self._columns, self._text_column = file, list(columns), text_column
         self._layout, self._fmt = layout, fmt
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        return [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         file, layout = self._file, self._layout
         with corrupt_data_errors(file, self._fmt, f" (rows from {group.first_row})"):

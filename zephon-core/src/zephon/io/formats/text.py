@@ -57,6 +57,10 @@ class _TextReader:
     def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        return [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         content = _content(self._file)
         with corrupt_data_errors(self._file, PlainText.name):

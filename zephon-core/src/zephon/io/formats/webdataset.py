@@ -113,6 +113,10 @@ class _WebDatasetReader:
         codec = _codec(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        return [] if self._packed is not None else [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         file = self._file
         values: dict[str, list[Any]] = {name: [] for name in self._physical}
