@@ -1,9 +1,14 @@
 """Settings shared by all tests."""
 
+import hashlib
 import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 from hypothesis import settings
 from support import train_tiny_tokenizer
 
@@ -24,3 +29,25 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or leaves anything in the user's cache folder."""
     monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "zephon-cache"))
+
+
+@pytest.fixture(scope="session")
+def peer_data(pytestconfig: pytest.Config) -> Path:
+    """A folder with a dataset of each format that other libraries write, written by them (see tests/peers).
+
+    Importing those libraries takes much of a minute, so it is done once and kept in pytest's cache.
+    """
+    peers = Path(__file__).parent / "peers"
+    libraries = Path(sys.prefix) / "peers"
+    sources = [peers / name for name in ("write.py", "rows.py", "requirements.txt")]
+    key = hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+    folder = pytestconfig.cache.mkdir("peers") / key
+    with FileLock(f"{folder}.lock"):  # tests run in several processes
+        if not folder.exists():
+            unfinished = folder.with_suffix(".tmp")
+            shutil.rmtree(unfinished, ignore_errors=True)
+            environment = {**os.environ, "PYTHONPATH": str(libraries), "HF_HOME": str(unfinished / "home")}
+            command = [sys.executable, str(peers / "write.py"), str(unfinished)]
+            subprocess.run(command, env=environment, check=True, capture_output=True, timeout=280)
+            unfinished.rename(folder)
+    return folder

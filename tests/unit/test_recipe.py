@@ -422,7 +422,7 @@ def test_a_wrong_value_is_told_with_file_key_value_and_expectation(
         ("weight = inf", 'key "weight" is inf'),
         ("weight = true", 'key "weight" is true'),
         ('weight = "3"', 'key "weight" is "3"'),
-        ('fmt = "parqet"', 'expected "parquet", "jsonl" or "arrow"; did you mean "parquet"?'),
+        ('fmt = "parqet"', 'expected "parquet", "jsonl", "arrow", "webdataset", "mds"'),
         ("text_field = 1", 'source 1 ("a"): key "text_field" is 1; expected the name of a column'),
     ],
 )

@@ -73,7 +73,10 @@ __all__ = ["DataRecipe", "SourceRecipe", "StageRecipe", "parse_size"]
 MAX_RECIPE_BYTES = 1 << 20
 """A larger recipe file is refused: one of 10,000 sources is about this large."""
 
-FORMATS = ("parquet", "jsonl", "arrow")
+FORMATS = (
+    "parquet", "jsonl", "arrow", "webdataset", "mds", "litdata", "megatron", "numpy", "uint16", "uint32", "lance",
+    "vortex", "text",
+)  # fmt: skip
 PACK_MODES = ("flat", "sequences")
 PACK_ALGORITHMS = ("auto", "wrap", "first_fit", "best_fit", "best_fit_wrap")
 HOMOGENEITIES = ("none", "group", "full")

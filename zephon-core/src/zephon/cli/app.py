@@ -182,6 +182,31 @@ def _demo(
         raise typer.Exit(1)
 
 
+@app.command("index")
+def _index(
+    target: Annotated[str, typer.Argument(metavar="PATH | RECIPE", help="A dataset, or a recipe (.toml).")],
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", metavar="C", help="Column of the documents, where it is unusual.")
+    ] = None,
+    fmt: Annotated[
+        str | None, typer.Option("--fmt", metavar="F", help="Format of the files, where their names do not say.")
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option("--cache-dir", metavar="DIR", help="The run's cache folder, where it is not usual.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, max=1024, help="Files that are looked at in parallel.")
+    ] = 32,
+) -> None:
+    """Look into every file of a dataset, once, so that training on it starts at once.
+
+    Runs find what this leaves in their cache folder. It can be interrupted, and goes on where it was.
+    """
+    from .index import index
+
+    index(target, text_field=text_field, fmt=fmt, cache_dir=cache_dir, jobs=jobs)
+
+
 @app.command("show")
 def _show(
     recipe: Recipe,

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from zephon._arrow import byte_lengths, int64_array, string_array, valid_mask, values_of
 from zephon.errors import DataError
 from zephon.io import sidecar
+from zephon.io.columns import common_types
 from zephon.io.formats import Format, ShardScan
 from zephon.io.storage import Listing
 
@@ -29,6 +30,10 @@ _log = logging.getLogger(__name__)
 # Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.
 _SCAN_THREADS = 8
 _SCANS_IN_FLIGHT = 4096
+# So many scans are put into columns at a time, and so often the index is saved while there are more to come: a start
+# that is interrupted goes on where it was.
+_SCANS_PER_TABLE = 512
+_SAVE_SECONDS = 20.0
 _INT_LISTS = ("group_rows", "group_bytes", "group_offset", "group_length")
 
 
@@ -135,12 +140,23 @@ class Catalog:
 
 
 def scan_shards(
-    listing: Listing, fmt: Format, path: str, size_column: str, index_dir: Path | None, is_text: bool = True
-) -> tuple[pa.Table, list[str]]:
+    listing: Listing,
+    fmt: Format,
+    path: str,
+    size_column: str,
+    index_dir: Path | None,
+    is_text: bool = True,
+    *,
+    threads: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[pa.Table, dict[str, str | None]]:
     """What is in each file of `listing`, scanned or remembered from an earlier run, and the columns there are.
 
+    Each column, sorted, comes with what it is read as in all of them (see `common_types`).
+
     The table has one row per file in name order, in the columns of `sidecar.SCHEMA`. Files whose name, size and
-    modification time are those of the sidecar index are not opened.
+    modification time are those of the sidecar index are not opened. `threads` scan at a time (by default as many as a
+    local disk can use); `progress` is told of files that are done, and their bytes, as they are.
 
     Raises:
         DataError: from the first file, in name order, that cannot be read; no rows at all.
@@ -154,9 +170,20 @@ def scan_shards(
     if len(stale):
         total = int(listing.sizes[stale].sum())
         _log.info("scanning %d of %d files (%d MB) of '%s'", len(stale), len(names), total // 10**6, path)
-    parts = list(_scan_all(listing, fmt, size_column, stale.tolist(), is_text))
-    if known is not None:
-        parts.insert(0, known.take(int64_array(found[fresh])))
+    parts = [] if known is None else [known.take(int64_array(found[fresh]))]
+    if progress is not None and not fresh.all() and fresh.any():
+        progress(int(fresh.sum()), int(listing.sizes[fresh].sum()))
+    due = began + _SAVE_SECONDS
+    for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads or _SCAN_THREADS, progress):
+        if isinstance(part, BaseException):
+            if index is not None and parts:
+                sidecar.save(index, pa.concat_tables(parts).combine_chunks())
+            raise part
+        parts.append(part)
+        now = time.perf_counter()
+        if index is not None and now > due:
+            sidecar.save(index, pa.concat_tables(parts).combine_chunks())
+            due = time.perf_counter() + max(_SAVE_SECONDS, 20 * (time.perf_counter() - now))
     order = np.argsort(np.concatenate((np.flatnonzero(fresh), stale)))
     shards = pa.concat_tables(parts).take(int64_array(order)).combine_chunks()
     if len(stale):
@@ -165,8 +192,11 @@ def scan_shards(
         sidecar.save(index, shards)
     if not pc.sum(pc.list_value_length(shards["group_rows"])).as_py():
         raise DataError(f"'{path}' has no rows in {len(names)} file(s); a dataset needs at least one document")
-    kinds = pc.unique(shards["columns"]).to_pylist()
-    return shards, sorted({column for kind in kinds for column in json.loads(kind)})
+    kinds: dict[str, set[str]] = {}
+    for shard_columns in pc.unique(shards["columns"]).to_pylist():
+        for column, kind in json.loads(shard_columns).items():
+            kinds.setdefault(column, set()).add(kind)
+    return shards, {column: common_types(kinds[column]) for column in sorted(kinds)}
 
 
 def _still_valid(
@@ -190,21 +220,41 @@ def _positions(names: pa.Array, among: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _scan_all(
-    listing: Listing, fmt: Format, size_column: str, indices: Sequence[int], is_text: bool
-) -> Iterator[pa.Table]:
-    """Scans in the given order, a table per few thousand files; the first error, in that order, ends it."""
+    listing: Listing,
+    fmt: Format,
+    size_column: str,
+    indices: Sequence[int],
+    is_text: bool,
+    threads: int,
+    progress: Callable[[int, int], None] | None,
+) -> Iterator[pa.Table | BaseException]:
+    """Scans in the given order, a table per few hundred files; the first error, in that order, comes as the last."""
 
     def scan(index: int) -> ShardScan:
         return fmt.scan(listing.file(index), size_column, is_text)
 
-    if len(indices) <= 1:
-        yield _table_of(listing, indices, [scan(index) for index in indices])
-        return
-    with ThreadPoolExecutor(min(_SCAN_THREADS, len(indices)), thread_name_prefix="zephon-scan") as pool:
+    with ThreadPoolExecutor(max(1, min(threads, len(indices))), thread_name_prefix="zephon-scan") as pool:
+        done: list[ShardScan] = []
+        first = 0
         try:
             for start in range(0, len(indices), _SCANS_IN_FLIGHT):
                 batch = indices[start : start + _SCANS_IN_FLIGHT]
-                yield _table_of(listing, batch, list(pool.map(scan, batch)))
+                for place, found in enumerate(pool.map(scan, batch) if len(indices) > 1 else map(scan, batch), start):
+                    done.append(found)
+                    if progress is not None:
+                        progress(1, int(listing.sizes[indices[place]]))
+                    if len(done) == _SCANS_PER_TABLE:
+                        yield _table_of(listing, indices[first : first + len(done)], done)
+                        first, done = first + len(done), []
+            if done or not indices:
+                yield _table_of(listing, indices[first:], done)
+        except GeneratorExit:
+            raise
+        except BaseException as error:
+            pool.shutdown(wait=False, cancel_futures=True)
+            if done:
+                yield _table_of(listing, indices[first : first + len(done)], done)
+            yield error
         finally:
             pool.shutdown(cancel_futures=True)
 
@@ -223,7 +273,7 @@ def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardSca
         "size": int64_array(listing.sizes[list(indices)]),
         "mtime_ns": int64_array(listing.mtimes[list(indices)]),
         "digest": string_array([scan.digest for scan in scans]),
-        "columns": string_array([json.dumps(scan.columns) for scan in scans]),
+        "columns": string_array([json.dumps(dict(zip(scan.columns, scan.types, strict=True))) for scan in scans]),
         **lists,
     }
     return pa.table(columns, schema=sidecar.SCHEMA)

@@ -4,34 +4,119 @@ Text always comes out as `large_string`: the cast from `string` copies 8 bytes p
 rows), `take` and `concat` are as fast on it as on `string`, and it has no 2 GiB limit that a block could run into.
 Every column is validated in full once, when its group is decoded: that is the UTF-8 check (21 GB/s measured), and it
 is what makes the later, unchecked column code safe on damaged files.
+
+A *column name* as users write it is one of three things, in this order: the name of a top-level column; a path into
+structs, "meta.text"; a template over several columns, "{title}\n\n{meta.text}" (doubled braces stand for themselves).
+Shards of one dataset may differ: columns that one lacks are null there; `common_types` says in which type each comes.
 """
 
 import difflib
-from collections.abc import Sequence
+import string
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import types
 
-from zephon.errors import DataError
+from zephon.errors import DataError, RecipeError
 
-__all__ = ["check_columns", "sound_table"]
+__all__ = [
+    "as_types",
+    "check_columns",
+    "common_types",
+    "has_column",
+    "missing_column",
+    "physical_columns",
+    "sound_table",
+    "template_of",
+    "top_level",
+]
 
 
-def check_columns(schema: pa.Schema, columns: Sequence[str], text_column: str | None, path: str) -> None:
-    """Raises `DataError` unless `schema` has each of `columns` exactly once and `text_column`, if any, holds text."""
+@lru_cache(maxsize=256)
+def template_of(name: str) -> tuple[tuple[str, str | None], ...] | None:
+    """(text, column after it or None) for each piece of a template; None for a name that is no template.
+
+    Raises:
+        RecipeError: braces that do not pair up, or a field that is more than a column's name.
+    """
+    if "{" not in name:
+        return None
+    try:
+        pieces = list(string.Formatter().parse(name))
+    except ValueError as error:
+        raise RecipeError(
+            f"the text template {name!r} cannot be read ({error}); write {{column}} for a column, {{{{ for a brace"
+        ) from None
+    if any(field is not None and (not field or spec or conversion) for _, field, spec, conversion in pieces):
+        raise RecipeError(
+            f"the text template {name!r} has a field that is not just a column's name; write {{column}} for a column, "
+            "and {{ for a brace"
+        )
+    if all(field is None for _, field, _, _ in pieces):
+        raise RecipeError(f"the text template {name!r} names no column; write {{column}} for a column")
+    return tuple((text, field) for text, field, _, _ in pieces)
+
+
+def physical_columns(columns: Iterable[str]) -> list[str]:
+    """`columns` with templates replaced by what they are made of, each once."""
+    found: dict[str, None] = {}
     for name in columns:
+        template = template_of(name)
+        found.update(dict.fromkeys([name] if template is None else [field for _, field in template if field]))
+    return list(found)
+
+
+def top_level(columns: Iterable[str], existing: Iterable[str]) -> list[str]:
+    """Those of the `existing` top-level columns that are needed for `columns`, each once, in order of need."""
+    known = set(existing)
+    found: dict[str, None] = {}
+    for name in physical_columns(columns):
+        top = next((top for top, _ in _readings(name) if top in known), None)
+        if top is not None:
+            found[top] = None
+    return list(found)
+
+
+def has_column(name: str, existing: Iterable[str]) -> bool:
+    """Whether `existing` top-level columns may hold all that `name` is made of."""
+    known = set(existing)
+    return all(any(top in known for top, _ in _readings(part)) for part in physical_columns([name]))
+
+
+def check_columns(
+    schema: pa.Schema, columns: Sequence[str], text_column: str | None, path: str, *, strict: bool = True
+) -> None:
+    """Raises `DataError` unless `schema` has each of `columns` exactly once and `text_column`, if any, holds text.
+
+    With `strict` off, columns other than `text_column` may be missing: `sound_table` gives nulls for them.
+    """
+    for name in physical_columns(columns):
         count = len(schema.get_all_field_indices(name))
         if count > 1:
             raise DataError(f"'{path}' has {count} columns named '{name}', and one was expected; rename them")
-        if count == 0:
+        if count == 0 and (strict or name == text_column) and _type_of(schema, name) is None:
             raise missing_column(name, schema.names, path)
-    kind = schema.field(text_column).type if text_column is not None and text_column in columns else pa.null()
-    if not _is_text(kind):
-        raise DataError(
-            f"column '{text_column}' of '{path}' has the type {kind}, but documents must be text (string, or binary "
-            f"that holds UTF-8); name a text column with text_field{_named_text_columns(schema)}"
-        )
+    if text_column is None or text_column not in columns:
+        return
+    in_template = template_of(text_column) is not None
+    for name in physical_columns([text_column]):
+        kind = _type_of(schema, name)
+        if kind is None and in_template and not strict:
+            continue
+        if kind is None or not (_is_text(kind) or (in_template and _prints(kind))):
+            raise DataError(
+                f"column '{name}' of '{path}' has the type {kind}, but documents must be text (string, or binary "
+                f"that holds UTF-8); {_remedy(kind, schema)}"
+            )
+
+
+def _remedy(kind: pa.DataType, schema: pa.Schema) -> str:
+    if (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type):
+        return "token ids are read by the operator pretokenized, in place of tokenize"
+    return f"name a text column with text_field{_named_text_columns(schema)}"
 
 
 def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
@@ -42,20 +127,147 @@ def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
     return DataError(f"no column '{name}' in '{path}', which has {shown or 'no columns'}; {hint}")
 
 
+def common_types(kinds: Iterable[str]) -> str | None:
+    """What a column is read as whose type differs between shards; None leaves each as it is.
+
+    `kinds` are what `ShardScan.types` holds: Arrow's names for types (JSON lines: what the first rows hold), "" where
+    there is no name.
+    """
+    found = set(kinds) - {"null"}
+    if len(found) < 2:
+        return next(iter(found), "null") or None
+    if found <= {"text", "number", "flag", "json"}:
+        return "json"
+    signed = {"int8", "int16", "int32", "int64"}
+    unsigned = {"uint8", "uint16", "uint32", "uint64"}
+    if found <= unsigned:
+        return "uint64"
+    if found <= signed | unsigned:
+        return "int64"
+    if found <= signed | unsigned | {"halffloat", "float", "double"}:
+        return "double"
+    if found <= {"large_string", "large_binary"}:
+        return "large_binary"
+    return None
+
+
+def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, first_row: int) -> pa.Table:
+    """`table` with the columns that `wanted` names in its types.
+
+    Raises:
+        DataError: a value that does not fit.
+    """
+    for i, field in enumerate(table.schema):
+        kind = wanted.get(field.name)
+        if kind is not None and kind != field.type:
+            try:
+                table = table.set_column(i, field.name, table.column(i).cast(kind))
+            except pa.ArrowException as error:
+                reason = " ".join(str(error).split())
+                raise DataError(
+                    f"column '{field.name}' of '{path}', rows from {first_row} on, has the type {field.type} where "
+                    f"other files have {kind}, and does not fit ({reason}); write the files with one type"
+                ) from error
+    return table
+
+
 def sound_table(
     table: pa.Table, columns: Sequence[str], text_column: str | None, path: str, first_row: int
 ) -> pa.Table:
     """`columns` of a decoded group in that order, validated, one chunk each, text as `large_string`.
 
     Strings of any Arrow kind become `large_string`, binary becomes `large_binary`, dictionaries their values, the text
-    column is `large_string` from any type that holds text; other types stay as they are. `first_row` is the group's
-    first row in its shard.
+    column is `large_string` from any type that holds text; other types stay as they are. What is missing is null.
+    `first_row` is the group's first row in its shard.
 
     Raises:
         DataError: invalid UTF-8 (names file and row), or a column whose bytes do not fit together.
     """
-    arrays = [_sound(table.column(name), name, name == text_column, path, first_row) for name in columns]
+    arrays = []
+    for name in columns:
+        is_text = name == text_column
+        template = template_of(name)
+        if template is None:
+            arrays.append(_sound(_column(table, name, path, first_row), name, is_text, path, first_row))
+            continue
+        parts = {
+            field: _sound(_column(table, field, path, first_row), field, False, path, first_row)
+            for _, field in template
+            if field is not None
+        }
+        arrays.append(_filled_in(template, parts, path, first_row))
     return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def _readings(name: str) -> list[tuple[str, list[str]]]:
+    """(top-level column, fields below it) for each way to read a dotted name, the longest column first."""
+    parts = name.split(".")
+    return [(".".join(parts[:cut]), parts[cut:]) for cut in range(len(parts), 0, -1)]
+
+
+def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
+    for top, fields in _readings(name):
+        if schema.get_field_index(top) < 0:
+            continue
+        kind = schema.field(top).type
+        for field in fields:
+            if not types.is_struct(kind) or kind.get_field_index(field) < 0:
+                return None
+            kind = kind.field(field).type
+        return kind
+    return None
+
+
+def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.ChunkedArray:
+    for top, fields in _readings(name):
+        if table.schema.get_field_index(top) < 0:
+            continue
+        column = table.column(top)
+        if fields:
+            try:
+                column.validate(full=True)  # before anything looks into it
+            except pa.ArrowException as error:
+                reason = " ".join(str(error).split())
+                raise DataError(
+                    f"column '{top}' of '{path}', rows from {first_row} on, is damaged ({reason}); restore the file"
+                ) from error
+        for field in fields:
+            if not types.is_struct(column.type) or column.type.get_field_index(field) < 0:
+                return pa.chunked_array([pa.nulls(table.num_rows)])
+            column = pc.struct_field(column, field)
+        return column
+    return pa.chunked_array([pa.nulls(table.num_rows)])
+
+
+def _filled_in(
+    template: tuple[tuple[str, str | None], ...], parts: Mapping[str, pa.Array], path: str, first_row: int
+) -> pa.Array:
+    """large_string[n]: the template's text with the columns' values; null where all of those are null."""
+    texts: dict[str, pa.Array] = {}
+    missing = None
+    for field, values in parts.items():
+        try:
+            texts[field] = values.cast(pa.large_string())
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise DataError(
+                f"column '{field}' of '{path}', rows from {first_row} on, has the type {values.type}, which a text "
+                "template cannot print; leave it out of the template"
+            ) from error
+        null = texts[field].is_null()
+        missing = null if missing is None else pc.and_(missing, null)
+    pieces: list[Any] = []
+    for text, column in template:
+        pieces.append(pa.scalar(text, pa.large_string()))
+        if column is not None:
+            pieces.append(texts[column])
+    joined = pc.binary_join_element_wise(
+        *pieces, pa.scalar("", pa.large_string()), null_handling="replace", null_replacement=""
+    )
+    return pc.if_else(missing, pa.scalar(None, pa.large_string()), joined)
+
+
+def _prints(kind: pa.DataType) -> bool:
+    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
 
 
 def _sound(column: pa.ChunkedArray, name: str, is_text: bool, path: str, first_row: int) -> pa.Array:

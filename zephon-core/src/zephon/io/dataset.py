@@ -1,7 +1,7 @@
 """A named collection of documents, on storage or in memory, that is not open yet."""
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,11 @@ import pyarrow as pa
 from zephon.errors import DataError, RecipeError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
-from zephon.io.columns import missing_column
-from zephon.io.formats import format_named, select_format
+from zephon.io.columns import has_column, missing_column, template_of
+from zephon.io.formats import Format, format_named, select_format
 from zephon.io.memory import open_table
 from zephon.io.reader import OpenDataset, ShardFiles
-from zephon.io.storage import list_files, local_path
+from zephon.io.storage import Listing, list_files, local_path
 
 __all__ = ["Dataset"]
 
@@ -24,9 +24,10 @@ __all__ = ["Dataset"]
 class Dataset:
     """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
 
-    fmt: "parquet", "jsonl" or "arrow"; None finds it from the file names. text_field: the column that holds the
-    documents; None leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record
-    where packing asks for homogeneous ones.
+    fmt: a name of `zephon.io.formats.FORMATS`; None finds it from the file names. text_field: the column that holds the
+    documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None leaves
+    it to the pipeline. group: a name shared by datasets whose documents may stand in one record where packing asks for
+    homogeneous ones.
     """
 
     name: str
@@ -51,6 +52,8 @@ class Dataset:
             raise RecipeError(f"text_field of dataset '{self.name}' is {self.text_field!r}, but must name a column")
         if self.group is not None and (not isinstance(self.group, str) or not self.group.strip()):
             raise RecipeError(f"the group of dataset '{self.name}' is {self.group!r}, but must be a name or None")
+        if self.text_field is not None:
+            template_of(self.text_field)  # refuses one that cannot be read
 
     @classmethod
     def from_path(
@@ -133,7 +136,8 @@ class Dataset:
         """The catalog, scanned or from the sidecar index, and a reader of `columns`.
 
         Args:
-            columns: top-level columns to read; nothing else is decoded.
+            columns: columns to read, paths and templates included; nothing else is decoded. One that some files lack is
+                null there; its type is the one that holds those of all files.
             size_column: the column that holds the documents: its bytes are the sizes of the catalog, and unless
                 `is_text` is False it must be text (any string type, or binary that holds UTF-8).
             cache: shared by all datasets of the process.
@@ -149,15 +153,65 @@ class Dataset:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
             return open_table(self.name, self.table, columns, size_column, is_text)
+        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text)
+        for column in columns:
+            if existing and not has_column(column, existing) and not (column in optional and fmt.name == "jsonl"):
+                raise missing_column(column, list(existing), path)
+        catalog = Catalog.from_shards(self.name, fmt, shards)
+        plain = is_text and columns == [size_column] and template_of(size_column) is None
+        files = ShardFiles(
+            listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=None if plain else existing
+        )
+        return OpenDataset(catalog, files, cache)
+
+    def scan(
+        self,
+        size_column: str,
+        *,
+        index_dir: Path | None,
+        is_text: bool = True,
+        threads: int | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+    ) -> Catalog:
+        """The catalog alone; leaves the sidecar index in `index_dir`, so that `open` need not scan.
+
+        What an earlier, interrupted scan has found is not looked for again.
+
+        Args:
+            size_column, index_dir, is_text: as for `open`.
+            threads: how many files are scanned at a time.
+            progress: called with files done, files, bytes of files done, bytes, from the calling thread.
+
+        Raises:
+            DataError: as `open`.
+        """
+        if self.table is not None:
+            raise RecipeError(f"dataset '{self.name}' is in memory, and only files have an index")
+        fmt, _, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress)
+        return Catalog.from_shards(self.name, fmt, shards)
+
+    def _scanned(
+        self,
+        size_column: str,
+        index_dir: Path | None,
+        is_text: bool,
+        threads: int | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+    ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
+        """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
         assert self.path is not None
         path = os.path.abspath(local_path(self.path))
         fmt, listing = select_format(list_files(self.path), self.fmt, path)
-        shards, existing = scan_shards(listing, fmt, path, size_column, index_dir, is_text)
-        for column in columns:
-            if existing and column not in existing and not (column in optional and fmt.name == "jsonl"):
-                raise missing_column(column, existing, path)
-        catalog = Catalog.from_shards(self.name, fmt, shards)
-        plain = is_text and columns == [size_column]
-        kinds = None if plain or fmt.name != "jsonl" else fmt.columns_of(listing.file(0))
-        files = ShardFiles(listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=kinds)
-        return OpenDataset(catalog, files, cache)
+        files = size = 0
+        total = int(listing.sizes.sum())
+
+        def add(more_files: int, more_bytes: int) -> None:
+            nonlocal files, size
+            files, size = files + more_files, size + more_bytes
+            if progress is not None:
+                progress(files, len(listing.names), size, total)
+
+        shards, existing = scan_shards(
+            listing, fmt, path, size_column, index_dir, is_text, threads=threads, progress=add
+        )
+        return fmt, listing, shards, existing, path

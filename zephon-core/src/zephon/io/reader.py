@@ -11,8 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon._arrow import int64_array
+from zephon.errors import DataError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
+from zephon.io.columns import as_types
 from zephon.io.formats import Format, Group, ShardReader
 from zephon.io.storage import FileChanged, Listing
 
@@ -120,7 +122,14 @@ class OpenDataset:
 
 def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
     # Shards may differ in columns other than the text: int32 beside int64, all null beside a type.
-    table = pa.concat_tables(tables, promote_options="permissive")
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"files of a dataset hold the same column with types that have nothing in common ({reason}); write "
+            "them with one type, or do not ask for that column"
+        ) from error
     in_order = bool((np.diff(indices) == 1).all())  # then rows are joined and not picked one by one
     table = table.slice(indices[0], len(indices)) if in_order else table.take(int64_array(indices))
     return table.combine_chunks()  # free where there is one chunk already
@@ -143,15 +152,21 @@ class ShardFiles:
         self._listing, self._format, self._catalog = listing, fmt, catalog
         self._columns, self._size_column = columns, size_column
         self._is_text, self._kinds = is_text, kinds
+        # JSON lines are read as their kinds; other formats give their own types, which may differ between shards.
+        self._types: dict[str, pa.DataType] = {}
+        if kinds is not None and fmt.name != "jsonl":
+            named = {name: kinds.get(name) for name in columns if name != size_column or not is_text}
+            self._types = {name: pa.type_for_alias(kind) for name, kind in named.items() if kind}
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
     def read(self, shard: int, group: Group) -> pa.Table:
         try:
-            return self._reader(shard).read(group)
+            table = self._reader(shard).read(group)
         except FileChanged as changed:
             self._accept_if_same_content(shard, changed)
-            return self._reader(shard).read(group)
+            table = self._reader(shard).read(group)
+        return as_types(table, self._types, self._listing.file(shard).path, group.first_row) if self._types else table
 
     def close(self) -> None:
         with self._lock:

@@ -17,11 +17,11 @@ __all__ = ["SCHEMA", "load", "location", "save"]
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 1
+_VERSION = 2
 _DIGEST_BYTES = 32
 _NUMBERS = pa.large_list(pa.int64())
 
-# One row per shard. "columns" is a JSON list of names, in "digest" and the lists is what a `ShardScan` holds.
+# One row per shard. "columns" is a JSON object of names and types; "digest" and the lists are those of a `ShardScan`.
 SCHEMA = pa.schema(
     {
         "name": pa.string(),

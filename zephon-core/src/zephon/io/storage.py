@@ -9,7 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 from urllib.parse import unquote
@@ -62,6 +62,28 @@ class StoredFile:
                 "now); a dataset must not change during a run, so restore the file or start a new run"
             )
         return file
+
+    def local(self) -> str:
+        """The path of a complete copy of the file on this machine, for libraries that take nothing but paths.
+
+        For a local file that is the file itself. The path may be read, never written, and not kept for longer than the
+        reader that asked for it.
+
+        Raises:
+            FileChanged, DataError: as `open`.
+        """
+        self.open().close()
+        return self.path
+
+    def beside(self, name: str) -> "StoredFile":
+        """The file called `name` (a plain name, no path) in the same folder, as it is now.
+
+        Raises:
+            DataError: there is none.
+        """
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise DataError(f"'{self.path}' refers to a file named {name[:100]!r}, and a plain file name was expected")
+        return replace(self, path=os.path.join(os.path.dirname(self.path), name)).refreshed()
 
     def refreshed(self) -> "StoredFile":
         """The same path with its size and modification time of now."""

@@ -3,22 +3,60 @@
 A format is one object of the `Format` protocol in a module of its own, listed in `FORMATS`. It knows nothing of
 datasets, row ids or caches: `scan` says which groups a file holds, `open` gives a `ShardReader` that decodes them.
 
-Damage is found as far as a format can tell: gzip, zstd with checksums and Parquet with page checksums find all of it;
-in plain JSON lines, in Arrow IPC and in Parquet pages without checksums, flipped bits inside a text can go unseen.
+Damage is found as far as a format can tell: gzip, zstd with checksums, bzip2 and Parquet with page checksums find all
+of it; elsewhere what says where things lie is checked against the file, and flipped bits inside a text can go unseen.
 """
 
 import difflib
+import json
+import posixpath
 
 from zephon.errors import DataError, RecipeError
 from zephon.io.formats.arrow_ipc import ArrowIpc
-from zephon.io.formats.base import Format, Group, ShardReader, ShardScan
+from zephon.io.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.formats.jsonl import JsonLines
+from zephon.io.formats.lance import Lance, as_listed
+from zephon.io.formats.litdata import INDEX_NAME, LitData
+from zephon.io.formats.mds import MosaicShards
+from zephon.io.formats.megatron import Megatron, index_name
+from zephon.io.formats.numpy_tokens import NumpyTokens, PlainTokens
 from zephon.io.formats.parquet import Parquet
+from zephon.io.formats.text import PlainText
+from zephon.io.formats.vortex import Vortex
+from zephon.io.formats.webdataset import WebDataset
 from zephon.io.storage import Listing
 
 __all__ = ["FORMATS", "Format", "Group", "ShardReader", "ShardScan", "format_named", "select_format"]
 
-FORMATS: dict[str, Format] = {known.name: known for known in (Parquet(), JsonLines(), ArrowIpc())}
+FORMATS: dict[str, Format] = {
+    known.name: known
+    for known in (
+        Parquet(),
+        JsonLines(),
+        ArrowIpc(),
+        WebDataset(),
+        MosaicShards(),
+        LitData(),
+        Megatron(),
+        NumpyTokens(),
+        PlainTokens("uint16"),
+        PlainTokens("uint32"),
+        Lance(),
+        Vortex(),
+        PlainText(),
+    )
+}
+# Read only where they are named: nothing in such files says what they are.
+_NAMED_ONLY = ("uint16", "uint32")
+# Taken only where nothing else is there: a README beside the data is no document.
+_LAST = "text"
+# Files that describe a dataset, by the format of the files that they describe: no JSON lines.
+_DESCRIPTIONS = {
+    "arrow": {"state.json", "dataset_info.json", "dataset_dict.json"},
+    "mds": {"index.json"},
+    "litdata": {INDEX_NAME},
+    "webdataset": {"wids.json", "index.json"},
+}
 
 
 def format_named(name: str) -> Format:
@@ -34,28 +72,37 @@ def select_format(listing: Listing, fmt: str | None, path: str) -> tuple[Format,
     """The format of a dataset's files, and those files that have it; other kinds of file are passed over.
 
     Without `fmt` the endings decide, and must agree. With `fmt`, files of that format's endings are taken or, where
-    there are none, files whose ending belongs to no format (a single file that was named is taken as it is).
+    there are none, files whose ending belongs to no format (a single file that was named is taken as it is). Of a
+    folder made by `save_to_disk` of datasets, only the files that its state names are taken.
 
     Raises:
         DataError: two formats side by side, or no file of the format.
     """
-    kinds = [_kind(name) for name in listing.names]
+    kinds = _kinds(listing.names)
     if fmt is not None:
         chosen = format_named(fmt)
-        keep = [i for i, kind in enumerate(kinds) if kind == fmt]
-        keep = keep or [i for i, kind in enumerate(kinds) if kind is None or len(kinds) == 1]
+        if fmt in _NAMED_ONLY:
+            keep = [i for i, name in enumerate(listing.names) if name.lower().endswith(chosen.suffixes)]
+        else:
+            keep = [i for i, kind in enumerate(kinds) if kind == fmt]
+        keep = keep or [i for i, kind in enumerate(kinds) if kind in (None, _LAST) or len(kinds) == 1]
         if not keep:
             raise DataError(
                 f"'{path}' holds no {fmt} file (endings {', '.join(chosen.suffixes)}), but for example "
                 f"'{listing.names[0]}'; correct the path, or fmt"
             )
-        return chosen, listing.select(keep)
-    keep = [i for i, kind in enumerate(kinds) if kind is not None]
+        return chosen, _saved_files(listing, fmt, keep, path)
+    keep = [i for i, kind in enumerate(kinds) if kind is not None and kind != _LAST]
+    keep = keep or [i for i, kind in enumerate(kinds) if kind is not None]
     if not keep:
-        endings = ", ".join(suffix for known in FORMATS.values() for suffix in known.suffixes)
+        endings = ", ".join(suffix for name, known in FORMATS.items() if name != "litdata" for suffix in known.suffixes)
+        bare = [name for name in listing.names if name.lower().endswith(".bin")]
+        more = (
+            "; a .bin file needs its .idx file (Megatron) or index.json (LitData) beside it, or a fmt" if bare else ""
+        )
         raise DataError(
             f"no file of '{path}' has an ending of a known format, for example '{listing.names[0]}'; "
-            f"the endings are {endings}, or name the format with fmt"
+            f"the endings are {endings}, or name the format with fmt{more}"
         )
     first = keep[0]
     for i in keep:
@@ -64,9 +111,51 @@ def select_format(listing: Listing, fmt: str | None, path: str) -> tuple[Format,
                 f"'{path}' holds files of two formats, {kinds[first]} ('{listing.names[first]}') and {kinds[i]} "
                 f"('{listing.names[i]}'); name the one to read with fmt"
             )
-    return FORMATS[str(kinds[first])], listing.select(keep)
+    chosen = FORMATS[str(kinds[first])]
+    return chosen, _saved_files(listing, chosen.name, keep, path)
 
 
-def _kind(name: str) -> str | None:
+def _kinds(names: list[str]) -> list[str | None]:
+    """The format of each file by its name and by what lies beside it; None for files of no format."""
+    beside = set(names)
+    kinds = [_kind(name, beside) for name in names]
+    describing = {name for kind in set(kinds) for name in _DESCRIPTIONS.get(str(kind), ())}
+    return [None if posixpath.basename(name) in describing else kind for name, kind in zip(names, kinds, strict=True)]
+
+
+def _kind(name: str, beside: set[str]) -> str | None:
     lower = name.lower()
-    return next((fmt for fmt, known in FORMATS.items() if lower.endswith(known.suffixes)), None)
+    if lower.endswith(".bin"):
+        if index_name(name) in beside:
+            return "megatron"
+        return "litdata" if posixpath.join(posixpath.dirname(name), INDEX_NAME) in beside else None
+    found = (fmt for fmt, known in FORMATS.items() if fmt not in _NAMED_ONLY and lower.endswith(known.suffixes))
+    return next(found, None)
+
+
+def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> Listing:
+    """The files to read, less those that `datasets` has left beside its own: results of `map` that it caches there."""
+    if fmt == "lance":
+        return as_listed(listing.select(keep), path)
+    if fmt != "arrow":
+        return listing.select(keep)
+    place = {name: i for i, name in enumerate(listing.names)}
+    folders = sorted({posixpath.dirname(listing.names[i]) for i in keep})
+    if "dataset_dict.json" in place and len(folders) > 1:
+        raise DataError(
+            f"'{path}' holds several splits ({', '.join(folders[:10])}); append the one to read to the path"
+        )
+    states = {folder: place.get(posixpath.join(folder, "state.json")) for folder in folders}
+    named: dict[str, set[str]] = {}
+    for folder, state in states.items():
+        if state is None:
+            continue
+        file = listing.file(state)
+        with corrupt_data_errors(file, "the state of a saved dataset"), file.open() as handle:
+            told = json.loads(handle.read(file.size))
+            named[folder] = {posixpath.join(folder, entry["filename"]) for entry in told["_data_files"]}
+        missing = sorted(named[folder] - set(listing.names))
+        if missing:
+            raise DataError(f"'{file.path}' names '{missing[0]}', which is not there; restore the dataset's files")
+    wanted = [i for i in keep if listing.names[i] in named.get(posixpath.dirname(listing.names[i]), {listing.names[i]})]
+    return listing.select(wanted)

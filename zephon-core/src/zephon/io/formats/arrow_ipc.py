@@ -16,11 +16,11 @@ import pyarrow as pa
 from pyarrow import types
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table
+from zephon.io.columns import check_columns, sound_table, top_level
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
 
-__all__ = ["ArrowIpc"]
+__all__ = ["ArrowIpc", "check_claims"]
 
 _FILE_MARK = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
@@ -52,7 +52,7 @@ class ArrowIpc:
                 if message.kind == _SCHEMA:
                     schema = pa.ipc.read_schema(pa.py_buffer(message.head[: message.body_start - message.start]))
                     check_columns(schema, [size_column], size_column if is_text else None, file.path)
-                    span = _BufferSpans(schema, [size_column])
+                    span = _BufferSpans(schema, top_level([size_column], schema.names))
                 elif message.kind == _BATCH:
                     if span is None:
                         raise ValueError("a record batch comes before the schema")
@@ -63,7 +63,7 @@ class ArrowIpc:
                 raise ValueError("it has no schema")
             if batches_claimed not in (None, batches):
                 raise ValueError(f"its footer lists {batches_claimed} record batches and {batches} are there")
-        return ShardScan.of(digest.hexdigest()[:32], schema.names, groups)
+        return ShardScan.of(digest.hexdigest()[:32], schema, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name), file.open() as handle:
@@ -83,6 +83,24 @@ class ArrowIpc:
         return _ArrowReader(file, columns, text_column)
 
 
+def check_claims(file: StoredFile, most: int) -> None:
+    """Raises ValueError where a compressed buffer of a file claims more than `most` bytes, or the layout is damaged.
+
+    For libraries that allocate what a file claims, and end the process where there is not so much.
+    """
+    with file.open() as handle:
+        start, end, batches_claimed = _bounds(handle, file)
+        kinds = []
+        for message in _messages(handle, start, end, is_stream=batches_claimed is None):
+            kinds.append(message.kind)
+            for offset, length in message.buffers if message.compressed else ():
+                claimed = int.from_bytes(handle.read_at(8, message.body_start + offset), "little", signed=True)
+                if length and (length < 8 or not -1 <= claimed <= most):
+                    raise ValueError(f"a buffer of '{file.path}' claims {claimed} bytes")
+        if kinds.count(_SCHEMA) != 1 or kinds.count(_BATCH) != (batches_claimed or 0):
+            raise ValueError(f"'{file.path}' does not hold what its footer lists")
+
+
 class _ArrowReader:
     def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
@@ -93,11 +111,13 @@ class _ArrowReader:
             first = next(messages)
             self._prelude = handle.read_at(first.end - first.start, first.start)
             schema = pa.ipc.read_schema(pa.py_buffer(self._prelude))
-            check_columns(schema, self._columns, text_column, file.path)
+            check_columns(schema, self._columns, text_column, file.path, strict=False)
             if any(_has_dictionary(field.type) for field in schema):
                 self._dictionaries = [(m.start, m.end) for m in messages if m.kind == _DICTIONARY]
-            self._fields = sorted(schema.get_field_index(name) for name in self._columns)
-            self._spans = _BufferSpans(schema, self._columns)
+            # Columns that this file lacks are null; where it has none of them, some column must say how many rows.
+            wanted = top_level(self._columns, schema.names) or schema.names[:1]
+            self._fields = sorted(schema.get_field_index(name) for name in wanted)
+            self._spans = _BufferSpans(schema, wanted)
 
     def read(self, group: Group) -> pa.Table:
         file = self._file
@@ -162,7 +182,10 @@ def _bounds(handle: Any, file: StoredFile) -> tuple[int, int, int | None]:
         raise ValueError("it does not end with the footer of an Arrow file")
     footer = handle.read_at(length, file.size - 10 - length)
     _, blocks = _FlatTable.root(footer).vector(3, item_bytes=24)
-    return 8, file.size - 10 - length, blocks
+    # Arrow's Rust library begins the messages at byte 64, with zeros before.
+    padding = handle.read_at(56, 8)
+    start = next((8 + at for at in range(0, 56, 8) if padding[at : at + 8].strip(b"\0")), 64)
+    return start, file.size - 10 - length, blocks
 
 
 def _messages(handle: Any, start: int, end: int, is_stream: bool) -> Iterator[_Message]:
@@ -240,10 +263,12 @@ class _BufferSpans:
         return spans
 
     def text_bytes(self, message: _Message, handle: Any) -> int:
-        """Uncompressed bytes of the one wanted column's text; of all its buffers where its text has no one buffer."""
+        """Uncompressed bytes of the wanted columns' text; of all their buffers where a text has no one buffer."""
         if message.variadic or len(message.buffers) != self._total:
             return sum(length for _, length in message.buffers)
-        first, last = self._ranges[0]
+        return sum(self._column_bytes(message, handle, first, last) for first, last in self._ranges)
+
+    def _column_bytes(self, message: _Message, handle: Any, first: int, last: int) -> int:
         if first == last:
             return 0
         if last - first > 3:  # nested

@@ -1,4 +1,4 @@
-"""JSON lines, plain or compressed with gzip or zstd: a row is a line, a group is a run of whole lines.
+"""JSON lines, plain or compressed with gzip, zstd or bzip2: a row is a line, a group is a run of whole lines.
 
 A run is as many whole lines as fit into `RUN_BYTES`; a longer line is a run of its own. Blank lines are rows whose
 values are null, so row r is always line r + 1 of the file. A scan is one pass for newlines; only the first rows are
@@ -14,13 +14,14 @@ from typing import Any, NoReturn
 import msgspec
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json
 
 from zephon._arrow import column_of
 from zephon.errors import DataError
-from zephon.io.columns import missing_column, sound_table
+from zephon.io.columns import has_column, missing_column, physical_columns, sound_table, template_of
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
-from zephon.io.formats.sequential import SequentialBytes, open_stream
+from zephon.io.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
 from zephon.io.storage import StoredFile
 
 __all__ = ["RUN_BYTES", "JsonLines"]
@@ -30,7 +31,6 @@ RUN_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 30
 # Rows whose keys stand for those of the file when a column is looked for.
 _HEAD_ROWS = 64
-_CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 # Integers of any length must not be refused (int() stops at 4,300 digits), and their value is not needed.
 _DECODER = json.JSONDecoder(parse_int=float)
@@ -44,10 +44,10 @@ class JsonLines:
     """
 
     name = "jsonl"
-    suffixes = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in ("", *_CODECS))
+    suffixes = tuple(kind + packed for kind in (".jsonl", ".ndjson", ".json") for packed in ("", *CODECS))
 
     def is_sequential(self, name: str) -> bool:
-        return _codec(name) is not None
+        return codec_of(name) is not None
 
     def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
         digest = hashlib.sha256()
@@ -58,18 +58,13 @@ class JsonLines:
                 digest.update(b"%d %d %d;" % (checksum, length, rows))
                 groups.append((rows, length, offset, length))
                 offset += length
-        keys = _keys_of_head(file, groups, size_column, is_text) if groups else ()
+        keys = _keys_of_head(file, groups, size_column, is_text) if groups else {}
         return ShardScan.of(digest.hexdigest()[:32], keys, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
-        kinds: dict[str, set[str]] = {}
         with corrupt_data_errors(file, self.name):
-            for row, line in enumerate(_head(file)):
-                for key, value in _object(line, file, row).items():
-                    found = kinds.setdefault(key, set())
-                    if value is not None:
-                        found.add(_KINDS.get(type(value), "json"))
-        return {key: next(iter(found)) if len(found) == 1 else "json" for key, found in kinds.items()}
+            kinds = _kinds_of([_object(line, file, row) for row, line in enumerate(_head(file))])
+        return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
 
     def open(
         self,
@@ -90,36 +85,25 @@ class _JsonLinesReader:
         kinds: Mapping[str, str | None] | None,
     ) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
+        self._physical = physical_columns(columns)
         # Without kinds all is text, and anything else is refused.
         self._kinds = None
         if kinds is not None:
-            self._kinds = {name: kinds.get(name) or "json" for name in columns}
-            if text_column is not None:
+            self._kinds = {name: kinds.get(name) or ("text" if "." in name else "json") for name in self._physical}
+            if text_column in self._kinds:
                 self._kinds[text_column] = "document"
-        codec = _codec(file.path)
+        codec = codec_of(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self._file, JsonLines.name):
-            data = _read_run(self._file, group.offset, group.length, self._packed)
-            table = _parse(data, self._columns, self._file, group, self._kinds)
+            data = read_range(self._file, group.offset, group.length, self._packed)
+            table = _parse(data, self._physical, self._file, group, self._kinds)
             return sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
 
     def close(self) -> None:
         if self._packed is not None:
             self._packed.close()
-
-
-def _codec(name: str) -> str | None:
-    return next((codec for suffix, codec in _CODECS.items() if name.lower().endswith(suffix)), None)
-
-
-def _read_run(file: StoredFile, offset: int, length: int, packed: SequentialBytes | None) -> pa.Buffer:
-    if packed is not None:
-        return packed.read(offset, length)
-    with file.open() as handle:
-        handle.seek(offset)
-        return handle.read_buffer(length)
 
 
 def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
@@ -133,7 +117,7 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
     array = np.frombuffer(block, np.uint8)
     long_crc, long_bytes = 0, 0  # what has gone by of a line longer than a block
 
-    with open_stream(file, _codec(file.path)) as source:
+    with open_stream(file, codec_of(file.path)) as source:
         at_end = False
         while not at_end or filled:
             while filled < RUN_BYTES and not at_end:
@@ -163,7 +147,7 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
 
 def _head(file: StoredFile) -> list[bytes]:
     """The first lines of the file, at most `_HEAD_ROWS`, at least one where there is any."""
-    with open_stream(file, _codec(file.path)) as source:
+    with open_stream(file, codec_of(file.path)) as source:
         data = bytearray()
         while data.count(b"\n") < _HEAD_ROWS and len(data) <= _MAX_LINE_BYTES:
             block = source.read(RUN_BYTES)
@@ -181,24 +165,55 @@ def _head(file: StoredFile) -> list[bytes]:
 
 def _keys_of_head(
     file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool
-) -> tuple[str, ...]:
-    """The keys of the first rows, sorted; raises `DataError` when none of them is `size_column`."""
+) -> dict[str, str]:
+    """The keys of the first rows, sorted, and what they hold; `DataError` when none of them is `size_column`."""
     _, _, offset, length = groups[0]
-    codec = _codec(file.path)
+    codec = codec_of(file.path)
     packed = SequentialBytes(file, codec) if codec else None
     with corrupt_data_errors(file, JsonLines.name):
-        data = _read_run(file, offset, length, packed)
+        data = read_range(file, offset, length, packed)
     if packed is not None:
         packed.close()
-    keys: set[str] = set()
+    sized, template = physical_columns([size_column]), template_of(size_column)
+    rows = []
     for row, line in enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS]):
         parsed = _object(line, file, row)
-        if is_text:
-            _text(parsed.get(size_column), size_column, file, row)
-        keys.update(parsed)
-    if keys and size_column not in keys:
-        raise missing_column(size_column, sorted(keys), file.path)
-    return tuple(sorted(keys))
+        if is_text and template is None:
+            _text(_lookup(parsed, size_column, file, row), size_column, file, row)
+        rows.append(parsed)
+    kinds = _kinds_of(rows)
+    for name in sized:
+        if kinds and not has_column(name, kinds):
+            raise missing_column(name, sorted(kinds), file.path)
+    return dict(sorted(kinds.items()))
+
+
+def _kinds_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What each key holds in `rows`: text, number, flag, json (nested or mixed) or null (nothing)."""
+    kinds: dict[str, set[str]] = {}
+    for parsed in rows:
+        for key, value in parsed.items():
+            found = kinds.setdefault(key, set())
+            if value is not None:
+                found.add(_KINDS.get(type(value), "json"))
+    return {key: next(iter(found), "null") if len(found) < 2 else "json" for key, found in kinds.items()}
+
+
+def _lookup(parsed: Mapping[str, Any], name: str, file: StoredFile, row: int) -> Any:
+    """The value of a key or, for "meta.text" where there is no such key, of a key inside of objects."""
+    if name in parsed or "." not in name:
+        return parsed.get(name)
+    value: Any = parsed
+    for place, part in enumerate(name.split(".")):
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            inside = ".".join(name.split(".")[:place])
+            _refuse(
+                file, row, f"holds {_kind(value)} in '{inside}', where '{name}' needs an object", "repair that line"
+            )
+        value = value.get(part)
+    return value
 
 
 def _parse(
@@ -214,7 +229,7 @@ def _parse(
     if kinds is not None and "json" in kinds.values():
         return _parse_with_json(data, kinds, file, group)
     if one_object_each:
-        schema = pa.schema([(name, _TYPES[kinds[name]] if kinds else pa.large_string()) for name in columns])
+        schema, paths = _schema_of({name: kinds[name] if kinds else "text" for name in columns})
         try:
             table = pa.json.read_json(
                 pa.BufferReader(data),
@@ -225,10 +240,45 @@ def _parse(
             pass  # read again below, which names the row or, for what only Arrow refuses, reads it
         else:
             if table.num_rows == lines:
-                return table
+                return _found_below(table, paths) if paths else table
     if kinds is not None:
         return _parse_with_json(data, kinds, file, group)
     return _parse_line_by_line(data, columns, file, group)
+
+
+def _schema_of(kinds: Mapping[str, str]) -> tuple[pa.Schema, list[str]]:
+    """What Arrow is told to look for, and which of the names may be paths: those it looks for both ways."""
+    fields = {name: _TYPES[kind] for name, kind in kinds.items()}
+    paths = [name for name in kinds if "." in name]
+    trees: dict[str, Any] = {}
+    for name in paths:
+        *parts, last = name.split(".")
+        tree = trees
+        for part in parts:
+            tree = tree.setdefault(part, {})
+            if not isinstance(tree, dict):
+                raise DataError(f"the columns {', '.join(kinds)} contain each other; ask for the outer one alone")
+        tree[last] = fields[name]
+
+    def kind_of(tree: Any) -> pa.DataType:
+        return pa.struct([(key, kind_of(below)) for key, below in tree.items()]) if isinstance(tree, dict) else tree
+
+    for name, tree in trees.items():
+        if name in fields:
+            raise DataError(f"the columns {', '.join(kinds)} contain each other; ask for the outer one alone")
+        fields[name] = kind_of(tree)
+    return pa.schema(list(fields.items())), paths
+
+
+def _found_below(table: pa.Table, paths: Sequence[str]) -> pa.Table:
+    """`table` with each path's column from where it was found: a key of that name, or inside of objects."""
+    for name in paths:
+        below = table.column(name.split(".")[0])
+        for part in name.split(".")[1:]:
+            below = pc.struct_field(below, part)
+        place = table.schema.get_field_index(name)
+        table = table.set_column(place, name, pc.coalesce(table.column(name), below))
+    return table
 
 
 def _line_shape(data: Any) -> tuple[int, bool]:
@@ -256,7 +306,7 @@ def _parse_line_by_line(data: pa.Buffer, columns: list[str], file: StoredFile, g
     for row, line in enumerate(lines[: group.rows], group.first_row):
         parsed = _object(line, file, row)
         for name in columns:
-            values[name].append(_text(parsed.get(name), name, file, row))
+            values[name].append(_text(_lookup(parsed, name, file, row), name, file, row))
     return pa.table({name: pa.array(column, pa.large_string()) for name, column in values.items()})
 
 
@@ -264,16 +314,21 @@ def _parse_with_json(data: pa.Buffer, kinds: Mapping[str, str], file: StoredFile
     """Columns of several kinds, line by line; the text of nested values is taken over as it stands in the file."""
     fields = [(f"f{i}", msgspec.Raw | None if kind == "json" else Any, None) for i, kind in enumerate(kinds.values())]
     names = {f"f{i}": name for i, name in enumerate(kinds)}
-    decoder = msgspec.json.Decoder(msgspec.defstruct("Line", fields, rename=names.get))
+    has_paths = any("." in name for name in kinds)
+    line_type: Any = dict[str, Any] if has_paths else msgspec.defstruct("Line", fields, rename=names.get)
+    decoder = msgspec.json.Decoder(line_type)
     columns: list[list[Any]] = [[] for _ in kinds]
     appends = [(column.append, *item) for column, item in zip(columns, kinds.items(), strict=True)]
     for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
         try:
-            values = msgspec.structs.astuple(decoder.decode(line))
+            parsed = decoder.decode(line)
         except (ValueError, RecursionError):
             # A blank line, NaN, something that is no JSON: the standard library decides.
             parsed = _object(line, file, row)
-            values = tuple(_as_raw(parsed.get(name), kind) for name, kind in kinds.items())
+        if isinstance(parsed, dict):
+            values = tuple(_as_raw(_lookup(parsed, name, file, row), kind) for name, kind in kinds.items())
+        else:
+            values = msgspec.structs.astuple(parsed)
         for value, (append, name, kind) in zip(values, appends, strict=True):
             append(None if value is None else _typed(value, kind, name, file, row))
     return pa.table(

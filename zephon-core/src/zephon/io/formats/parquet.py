@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table
+from zephon.io.columns import check_columns, physical_columns, sound_table
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
 
@@ -33,8 +33,9 @@ class Parquet:
             schema = metadata.schema.to_arrow_schema()
             check_columns(schema, [size_column], size_column if is_text else None, file.path)
             paths = [metadata.schema.column(i).path for i in range(metadata.num_columns)]
-            # A nested column has several leaves.
-            leaves = [i for i, path in enumerate(paths) if path == size_column or path.startswith(f"{size_column}.")]
+            # A nested column has several leaves, a template several columns.
+            sized = physical_columns([size_column])
+            leaves = [i for i, path in enumerate(paths) if any(f"{path}.".startswith(f"{name}.") for name in sized)]
             groups = []
             for number in range(metadata.num_row_groups):
                 row_group = metadata.row_group(number)
@@ -45,7 +46,7 @@ class Parquet:
                 size = sum(max(column.total_uncompressed_size, 0) for column in chunks)
                 packed = sum(max(column.total_compressed_size, 0) for column in chunks)
                 groups.append((row_group.num_rows, size, number, packed))
-            return ShardScan.of(digest, schema.names, groups)
+            return ShardScan.of(digest, schema, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         metadata, _ = _footer(file)
@@ -69,7 +70,9 @@ class _ParquetReader:
         self._file, self._columns, self._text_column = file, list(columns), text_column
         self._metadata, _ = _footer(file)
         with corrupt_data_errors(file, Parquet.name):
-            check_columns(self._metadata.schema.to_arrow_schema(), self._columns, text_column, file.path)
+            schema = self._metadata.schema.to_arrow_schema()
+            check_columns(schema, self._columns, text_column, file.path, strict=False)
+        self._physical = physical_columns(self._columns)
 
     def read(self, group: Group) -> pa.Table:
         file = self._file
@@ -77,7 +80,7 @@ class _ParquetReader:
             # One thread per call: the engine's own worker threads are the parallelism. No pre-buffering either: on
             # local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
             reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
-            table = reader.read_row_group(group.offset, columns=self._columns, use_threads=False)
+            table = reader.read_row_group(group.offset, columns=self._physical, use_threads=False)
             if table.num_rows != group.rows:
                 raise DataError(
                     f"'{file.path}' row group {group.offset} holds {table.num_rows} rows, not the {group.rows} of its "

@@ -14,7 +14,10 @@ import pyarrow as pa
 from zephon.errors import DataError
 from zephon.io.storage import StoredFile
 
-__all__ = ["SequentialBytes", "open_stream"]
+__all__ = ["CODECS", "SequentialBytes", "codec_of", "open_stream", "read_range"]
+
+CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
+"""Endings of compressed files, and what Arrow calls the codec."""
 
 # A second cursor serves a lane that trails far behind the first one; each holds one file and its window open.
 _MAX_CURSORS = 2
@@ -34,6 +37,20 @@ def open_stream(file: StoredFile, codec: str | None) -> Iterator[Any]:
             raise DataError(f"'{file.path}' is empty, and even an empty {codec} file has a header; restore it")
         with pa.CompressedInputStream(handle, codec) as stream:
             yield stream
+
+
+def codec_of(name: str) -> str | None:
+    """The codec that the ending of a file name stands for."""
+    return next((codec for suffix, codec in CODECS.items() if name.lower().endswith(suffix)), None)
+
+
+def read_range(file: StoredFile, offset: int, length: int, packed: "SequentialBytes | None") -> pa.Buffer:
+    """`length` bytes from `offset`, fewer where the file ends; of what `packed` decompresses, where it is given."""
+    if packed is not None:
+        return packed.read(offset, length)
+    with file.open() as handle:
+        handle.seek(offset)
+        return handle.read_buffer(length)
 
 
 class SequentialBytes:

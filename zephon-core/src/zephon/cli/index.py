@@ -1,0 +1,97 @@
+"""zephon index: find out what is in each file of a dataset once, so that training starts at once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from ..errors import DataError, RecipeError
+from ..io import Dataset
+from ..options import CacheOptions
+from ..recipe import DataRecipe
+from .console import LiveLine, make_console, print_table
+from .source import count
+
+__all__ = ["index"]
+
+_BAR = 24
+# What documents are called where nobody says, by what is there: text, WebDataset's text, token ids.
+_USUAL = ("text", "txt", "tokens", "input_ids", "content")
+
+
+def index(target: str, *, text_field: str | None, fmt: str | None, cache_dir: Path | None, jobs: int) -> None:
+    """Scan the dataset at a path, or each source of a recipe, and print what was found.
+
+    What is found is saved every 20 seconds and at the end; a scan that was interrupted goes on from there.
+
+    Raises:
+        DataError, RecipeError: as opening the datasets for training would.
+    """
+    if target.endswith(".toml"):
+        if text_field is not None or fmt is not None:
+            raise RecipeError(f"{target} is a recipe, which says itself what --text-field and --fmt would say.")
+        recipe = DataRecipe.from_toml(target)
+        datasets = [Dataset.from_path(s.name, s.path, s.fmt, s.text_field or recipe.text_field) for s in recipe.sources]
+        cache_dir = cache_dir or recipe.cache_dir
+    else:
+        datasets = [Dataset.from_path(target, target, fmt, text_field)]
+    folder = CacheOptions(dir=cache_dir).index_dir
+    assert folder is not None
+    rows = [_scan(dataset, folder, jobs) for dataset in datasets]
+    console = make_console()
+    print_table(
+        console, ("dataset", "format", "files", "groups", "rows", "text", "column", "time"), rows, right="  rrrr r"
+    )
+    console.print(f"index: {folder}")
+
+
+def _scan(dataset: Dataset, folder: Path, jobs: int) -> tuple[str, ...]:
+    column, is_text = _documents(dataset)
+    began = time.monotonic()
+    done = (0, 0, 0, 0)
+
+    def line() -> str:
+        files, of_files, size, of_size = done
+        share = size / of_size if of_size else 1.0
+        seconds = time.monotonic() - began
+        bar = "#" * round(_BAR * share)
+        left = f", {seconds / share - seconds:,.0f} s left" if share > 0.01 else ""
+        return (
+            f"{dataset.name}  [{bar:-<{_BAR}}] {share:4.0%}  {files:,} of {of_files:,} files, "
+            f"{count(size)}B of {count(of_size)}B, {files / max(seconds, 1e-3):,.0f} files/s{left}"
+        )
+
+    with LiveLine(line) as live:
+
+        def tick(*numbers: int) -> None:
+            nonlocal done
+            done = numbers[0], numbers[1], numbers[2], numbers[3]
+            live.tick()
+
+        catalog = dataset.scan(column, index_dir=folder, is_text=is_text, threads=jobs, progress=tick)
+    return (
+        dataset.name,
+        catalog.fmt,
+        f"{catalog.n_shards:,}",
+        f"{catalog.n_groups:,}",
+        f"{catalog.rows:,}",
+        f"{count(catalog.bytes)}B",
+        column,
+        f"{time.monotonic() - began:.1f} s",
+    )
+
+
+def _documents(dataset: Dataset) -> tuple[str, bool]:
+    """The column of the documents, and whether it must be text."""
+    existing = list(dataset.columns())
+    column = dataset.text_field
+    if column is None:
+        column = next((name for name in _USUAL if name in existing), None)
+        if column is None:
+            raise DataError(
+                f"'{dataset.path}' has none of the usual columns of documents ({', '.join(_USUAL)}), but "
+                f"{', '.join(existing[:20]) or 'none at all'}; name it with --text-field."
+            )
+    elif column not in existing and column == "text" and "tokens" in existing:
+        column = "tokens"  # a recipe names the text of its other sources
+    return column, column not in ("tokens", "input_ids")

@@ -1,0 +1,111 @@
+"""Vortex files, read with their own library: a group is one of the file's own splits.
+
+Layout and library: https://github.com/vortex-data/vortex.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.formats.base import (
+    Group,
+    ShardReader,
+    ShardScan,
+    corrupt_data_errors,
+    library,
+    read_exactly,
+    sample_digest,
+)
+from zephon.io.storage import StoredFile
+
+__all__ = ["Vortex"]
+
+# Holds the footer of nearly any file, which is what the digest is of.
+_TAIL_BYTES = 64 << 10
+
+
+class Vortex:
+    """The `Format` of Vortex files. Group offset = first row, length = rows."""
+
+    name = "vortex"
+    suffixes = (".vortex", ".vtx")
+
+    def is_sequential(self, name: str) -> bool:
+        return False
+
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
+        with (
+            corrupt_data_errors(file, self.name),
+            library("vortex", "vortex", file.path) as vortex,
+            file.open() as handle,
+        ):
+            opened = vortex.open_readable(handle, without_segment_cache=True)
+            schema = opened.dtype.to_arrow_schema()
+            check_columns(schema, [size_column], size_column if is_text else None, file.path)
+            splits = np.array(opened.splits(), np.int64).reshape(-1, 2)
+            rows = np.diff(splits, axis=1)[:, 0]
+            total = max(int(rows.sum()), 1)
+            if (rows < 0).any() or (len(splits) and (splits[0, 0] or (splits[1:, 0] != splits[:-1, 1]).any())):
+                raise ValueError("its splits do not follow each other")
+            # The file does not say how many bytes a column has.
+            groups = np.stack([rows, (file.size * (rows / total)).astype(np.int64), splits[:, 0], rows], axis=1)
+            tail = read_exactly(handle, max(file.size - _TAIL_BYTES, 0), min(_TAIL_BYTES, file.size), file.size)
+            digest = hashlib.sha256(tail + sample_digest(handle, file.size, 4)).hexdigest()[:32]
+        return ShardScan.of(digest, schema, groups)
+
+    def columns_of(self, file: StoredFile) -> dict[str, str | None]:
+        with (
+            corrupt_data_errors(file, self.name),
+            library("vortex", "vortex", file.path) as vortex,
+            file.open() as handle,
+        ):
+            opened = vortex.open_readable(handle, without_segment_cache=True)
+            return dict.fromkeys(opened.dtype.to_arrow_schema().names)
+
+    def open(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> ShardReader:
+        return _VortexReader(file, columns, text_column)
+
+
+class _VortexReader:
+    """Keeps the parsed footer; the file is open only while it is read."""
+
+    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
+        self._file, self._columns, self._text_column = file, list(columns), text_column
+        with (
+            corrupt_data_errors(file, Vortex.name),
+            library("vortex", "vortex", file.path) as vortex,
+            file.open() as handle,
+        ):
+            opened = vortex.open_readable(handle, without_segment_cache=True)
+            schema = opened.dtype.to_arrow_schema()
+            check_columns(schema, self._columns, text_column, file.path, strict=False)
+            self._wanted = top_level(self._columns, schema.names) or schema.names[:1]
+            self._footer: Any = opened.footer
+
+    def read(self, group: Group) -> pa.Table:
+        file = self._file
+        with (
+            corrupt_data_errors(file, Vortex.name, f" (rows from {group.first_row})"),
+            library("vortex", "vortex", file.path) as vortex,
+            file.open() as handle,
+        ):
+            opened = vortex.open_readable(handle, footer=self._footer, without_segment_cache=True)
+            scan = opened.to_repeated_scan(self._wanted)
+            found = scan.execute(row_range=(group.offset, group.offset + group.length)).read_all().to_arrow_table()
+            table = found.combine_chunks()
+            if table.num_rows != group.rows:
+                raise ValueError(f"{table.num_rows} rows, where {group.rows} were listed")
+            return sound_table(table, self._columns, self._text_column, file.path, group.first_row)
+
+    def close(self) -> None:
+        pass
