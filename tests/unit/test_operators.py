@@ -426,3 +426,31 @@ class TestRecipes:
         recipe = DataRecipe.from_dict({"filter": "length(", "sources": [{"name": "a", "path": "a"}]})
         with pytest.raises(PipelineError, match='"length\\(" is not an expression'):
             Pipeline.from_recipe(recipe, tokenizer="t", seq_len=8, microbatch_size=1)
+
+    @pytest.mark.parametrize(
+        "key, value, wanted",
+        [
+            ("text_field", "meta.text", "words of 7"),
+            ("text_field", "{title}: {meta.text}", "t7: words of 7"),
+            ("text_template", "{title}: {meta.text}", "t7: words of 7"),
+        ],
+    )
+    def test_documents_of_paths_and_templates_can_be_filtered(self, tmp_path, tiny_tokenizer, key, value, wanted):
+        rows = [{"title": f"t{i}", "meta": {"text": f"words of {i}"}, "odd": bool(i % 2)} for i in range(10)]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(
+            'filter = "odd"\nrepeat = false\ncanonical_replicas = 1\nspecial_tokens = "eos"\n'
+            f'[[sources]]\nname = "a"\npath = "rows.jsonl"\n{key} = "{value}"\n'
+        )
+        pipeline = Pipeline.from_recipe(
+            recipe, tokenizer=tiny_tokenizer, seq_len=128, microbatch_size=1, drop_last=False
+        )
+        tokenizer = load_tokenizer(tiny_tokenizer)
+        text = "".join(
+            tokenizer.decode(row[:length])
+            for batch in pipeline
+            for row, length in zip(batch.tokens, batch.lengths, strict=True)
+        )
+        documents = text.removesuffix("<|eos|>").split("<|eos|>")
+        assert sorted(documents) == sorted(wanted.replace("7", str(i)) for i in (1, 3, 5, 7, 9))

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import PipelineError
 from ..io import Dataset
+from ..io.columns import has_column
 from .expression import missing_column
 from .rows import RowOperator
 from .tokenize import Tokenize
@@ -63,13 +64,13 @@ def columns_needed(dataset: Dataset, operators: Sequence[RowOperator], encode: A
             if name in made:
                 continue
             source = renamed.get(name, name)
-            if source in present:
+            if has_column(source, present):
                 required.setdefault(name, not unknown and columns is not None)
             elif not unknown:
                 raise PipelineError(f'dataset "{dataset.name}": {label} {missing_column(name, list(present))}')
         if columns is None:
             for name, source in renamed.items():
-                if source in present:
+                if has_column(source, present):
                     required.setdefault(name, False)
         if makes is None:
             unknown = True
