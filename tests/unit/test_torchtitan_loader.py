@@ -310,6 +310,37 @@ class TestState:
         with pytest.raises(CheckpointError, match="none of Zephon's"):
             from_keys({"world_size": 2, "dp_rank_0": b""})
 
+    def test_of_a_run_that_took_over_from_another_goes_to_any_number_of_ranks(self, recipe, tokenizer, monkeypatch):
+        keys, _ = self.saved(recipe, tokenizer, 1, 8)
+        later = recipe.with_name("later.toml")
+        later.write_text(
+            recipe.read_text()
+            .replace("weight = 2.0", "weight = 0.5")
+            .replace("seed", 'continue_from = "recipe.toml"\nseed')
+        )
+
+        def begun(ranks, local, keys):
+            loaders = []
+            for rank in range(ranks):
+                loaders.append(Trainer(config(later), tokenizer, ranks=ranks, rank=rank, local=local).dataloader)
+                loaders[-1].load_state_dict({key: keys[key] for key in loaders[-1].state_dict()})
+            return loaders, [iter(loader) for loader in loaders]
+
+        loaders, iterators = begun(2, 4, keys)
+        for _ in range(3):
+            step(iterators, 4)
+        told = []  # by each rank of its own lanes
+        monkeypatch.setattr("torchtitan_zephon.checkpointing.gathered", lambda mine: [told.append(mine) or mine])
+        assert len([loader.state_dict() for loader in loaders]) == len(told) == 2
+        monkeypatch.setattr("torchtitan_zephon.checkpointing.gathered", lambda mine: told)
+        states = [loader.state_dict() for loader in loaders]
+        monkeypatch.undo()
+        assert torch.equal(states[0]["run"], states[1]["run"])
+        following = step(iterators, 4)
+        for ranks in (1, 4):
+            _, again = begun(ranks, 8 // ranks, {**states[0], **states[1]})
+            assert step(again, 8 // ranks) == following
+
     def test_inside_a_step_is_not_for_saving(self, recipe, tokenizer):
         loader = Trainer(config(recipe), tokenizer).dataloader
         _, iterator = take(loader, 1)

@@ -211,7 +211,7 @@ def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]
         [Path(folder) for folder in dict.fromkeys(folders) if folder],
         iteration=args.iteration if loaded is None else loaded,
         consumed=args.consumed_train_samples,
-        fingerprint=pipeline.checkpoint()["fingerprint"],
+        fingerprint={name: value for name, value in pipeline.fingerprint().items() if name != "tokens_per_row"},
     )
 
 

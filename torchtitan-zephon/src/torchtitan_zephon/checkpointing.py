@@ -26,11 +26,12 @@ from torchtitan.tools import filesystem
 
 from zephon import CheckpointError, merge_checkpoints
 from zephon.state import LaneStart, RunState
+from zephon.topology import Topology
 
 from .ranks import gathered, is_distributed
 from .trainer_view import TrainerView
 
-__all__ = ["Refusal", "from_keys", "refusal", "to_keys"]
+__all__ = ["Refusal", "blank_keys", "from_keys", "refusal", "to_keys"]
 
 _RUN = "run"
 _LANE = "lane_"
@@ -56,16 +57,22 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
         )
     # The key of the run has to be the same on every rank, so what ranks know of their own lanes is put together.
     run = replace(read, lanes={}, dp_degree=0, dp_group_id=0).to_dict()
-    if read.earlier and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        told: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(told, run)
-        run = merge_checkpoints(told)
+    if read.earlier:
+        run = merge_checkpoints([json.loads(told) for told in gathered(json.dumps(run).encode())])
     return {
         _RUN: _packed(json.dumps({"state": run, "global_batch": global_batch}, sort_keys=True)),
         **{
             f"{_LANE}{lane}": torch.tensor([*start.as_list(), _check(lane, start)], dtype=torch.int64)
             for lane, start in read.lanes.items()
         },
+    }
+
+
+def blank_keys(topology: Topology) -> dict[str, torch.Tensor]:
+    """The keys of a rank, to be loaded into."""
+    return {
+        _RUN: torch.zeros(_RUN_BYTES, dtype=torch.uint8),
+        **{f"{_LANE}{lane}": torch.zeros(7, dtype=torch.int64) for lane in topology.owned},
     }
 
 

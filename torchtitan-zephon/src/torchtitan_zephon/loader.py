@@ -19,7 +19,7 @@ from zephon.sources import source_of
 from zephon.state import check_ranks_agree
 from zephon.topology import Topology
 
-from .checkpointing import from_keys, refusal, to_keys
+from .checkpointing import blank_keys, from_keys, refusal, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder
 from .config import ZephonConfig
 from .forms import BaseDataLoader, choose_form
@@ -195,7 +195,11 @@ class ZephonDataLoader(BaseDataLoader):
         Raises:
             CheckpointError: before a load, the checkpoint has no state that fits.
         """
-        keys = to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
+        # Before a load, only names and shapes matter.
+        waits = self._pipeline.awaits_state
+        keys = (
+            blank_keys(self._topology) if waits else to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
+        )
         if not self._started:
             refused = refusal(self._view, self._topology.lanes)
             if refused is not None:

@@ -574,6 +574,11 @@ class Pipeline:
         return {**compiled.fingerprint, "tokens_per_row": compiled.tokens_per_row}
 
     @property
+    def awaits_state(self) -> bool:
+        """Whether this run takes over from an earlier one whose state has not been restored yet."""
+        return self._source.generations > len(self._earlier)
+
+    @property
     def skipped(self) -> tuple[tuple[int, int], ...]:
         """The ranges [first, last) of sequence numbers that are left out, ascending, passed already or to come."""
         lanes = self._compile().topology.lanes
@@ -647,7 +652,7 @@ class Pipeline:
             return self._stream.starts(), self._stream.cursor
         if self._position:
             return self._position
-        if self._source.generations > len(self._earlier):
+        if self.awaits_state:
             raise CheckpointError(NO_CUT)
         return dict.fromkeys(self._compile().topology.owned, LaneStart()), 0
 
