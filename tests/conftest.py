@@ -1,10 +1,14 @@
 """Settings shared by all tests."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import settings
+from servers.hub import Hub
+from store_data import s3_store
 from support import train_tiny_tokenizer
 
 # Machines that run tests are shared and slow at times: an example may take as long as it takes (pytest's own timeout
@@ -24,3 +28,37 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _private_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test reads or leaves anything in the user's cache folder."""
     monkeypatch.setenv("ZEPHON_CACHE_DIR", str(tmp_path / "zephon-cache"))
+
+
+@pytest.fixture(scope="session")
+def s3_session() -> Iterator[SimpleNamespace]:
+    """An S3 server behind a proxy; see `store_data.s3_store`."""
+    with s3_store() as store:
+        yield store
+
+
+@pytest.fixture
+def s3(s3_session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The S3 server, named in the environment, its account empty and nothing spoilt."""
+    for key, value in s3_session.environment.items():
+        monkeypatch.setenv(key, value)
+    s3_session.server.fault = None
+    s3_session.server.forget()
+    yield s3_session
+    s3_session.server.fault = None
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub without repositories, named in the environment."""
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.server.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries come at once, and give up soon."""
+    monkeypatch.setattr("zephon.io.stores.base._FIRST_WAIT", 0.002)
+    monkeypatch.setattr("zephon.io.stores.base._LONGEST_WAIT", 0.05)

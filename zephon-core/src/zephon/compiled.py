@@ -31,6 +31,10 @@ __all__ = ["Compiled", "Operators", "compile_pipeline"]
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
 _SAMPLE_ROWS = 64
+# Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
+# together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
+REMOTE_FETCHERS = 4
+READAHEAD_BYTES = 256 << 20
 _SAMPLE_BYTES = 256 << 10
 _DATASETS_IN_DETAIL = 12  # with more of them a state would outgrow its 4 KB
 
@@ -169,14 +173,14 @@ def compile_pipeline(
             "with True."
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
-    cache = DecodeCache(cache_options.memory_bytes)
+    cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
     field = operators.tokenize.field
     columns = [dataset.text_field or field for dataset in source.datasets]
     # Most of what either side does is outside the interpreter lock, so they go side by side.
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
         loading = helper.submit(load_tokenizer, operators.tokenize.tokenizer_id, backend=operators.tokenize.backend)
         datasets = tuple(
-            dataset.open([column], size_column=column, cache=cache, index_dir=cache_options.index_dir)
+            dataset.open([column], size_column=column, cache=cache, index_dir=cache_options.index_dir, spans=spans)
             for dataset, column in zip(source.datasets, columns, strict=True)
         )
         sample = _sample_texts(datasets, columns)
@@ -193,8 +197,9 @@ def compile_pipeline(
         "tokenize": operators.tokenize.parallelism or threads,
         "pack": options.pack_parallelism or operators.pack.parallelism or 1,
     }
-    if options.fetch_parallelism:
-        workers["fetch"] = options.fetch_parallelism
+    remote = any(dataset.remote for dataset in datasets)
+    if options.fetch_parallelism or remote:
+        workers["fetch"] = options.fetch_parallelism or REMOTE_FETCHERS
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -210,6 +215,7 @@ def compile_pipeline(
         dataset_names=tuple(dataset.name for dataset in datasets),
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
+        readahead_bytes=(options.prefetch_buffer_size or READAHEAD_BYTES) if remote else 0,
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
     )
     return Compiled(
@@ -308,6 +314,8 @@ def _content(catalog: Catalog, n_shards: int, column: str, weight: float, brief:
         "text_field": column,
         "weight": weight,
     }
+    if catalog.pin:
+        content["revision"] = catalog.pin
     if not brief:
         return content
     return f"{n_shards}/{content['rows']}/{weight:.6g}/{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]}"
@@ -321,6 +329,8 @@ def _explain(compiled: Compiled) -> str:
     buffered = operators.shuffle.buffer_size * compiled.record_bytes if operators.shuffle else 0
     # Text under way and the tokens made of it; records ready, cut and in the shuffle buffers, twice while gathered.
     bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered)
+    if plan.readahead_bytes:
+        bound += cache.memory_bytes // 2
     lines = ["data"]
     for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
         catalog = dataset.catalog

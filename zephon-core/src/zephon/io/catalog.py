@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 
 # Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.
 _SCAN_THREADS = 8
+_STORE_SCAN_THREADS = 32  # of a store, waiting for its answers
 _SCANS_IN_FLIGHT = 4096
 _INT_LISTS = ("group_rows", "group_bytes", "group_offset", "group_length")
 
@@ -51,9 +52,10 @@ class Catalog:
     group_offset: npt.NDArray[np.int64]  # [n_groups]
     group_length: npt.NDArray[np.int64]  # [n_groups]
     sequential: bool  # some shard can only be read from its start (compressed JSON lines)
+    pin: str = ""  # the commit that was listed, for stores that have such a thing
 
     @classmethod
-    def from_shards(cls, name: str, fmt: Format, shards: pa.Table) -> "Catalog":
+    def from_shards(cls, name: str, fmt: Format, shards: pa.Table, pin: str = "") -> "Catalog":
         """From a table of `scan_shards`."""
         counts = values_of(pc.list_value_length(shards["group_rows"]))
         columns = {key: _read_only(_flat(shards[key])) for key in _INT_LISTS}
@@ -66,6 +68,7 @@ class Catalog:
             shard_digests=shards["digest"].combine_chunks(),
             group_shard=_read_only(np.repeat(np.arange(len(names), dtype=np.int32), counts)),
             sequential=any(map(fmt.is_sequential, names.to_pylist())),
+            pin=pin,
             **columns,
         )
 
@@ -198,7 +201,8 @@ def _scan_all(listing: Listing, fmt: Format, size_column: str, indices: Sequence
     if len(indices) <= 1:
         yield _table_of(listing, indices, [scan(index) for index in indices])
         return
-    with ThreadPoolExecutor(min(_SCAN_THREADS, len(indices)), thread_name_prefix="zephon-scan") as pool:
+    threads = _SCAN_THREADS if listing.sources is None else _STORE_SCAN_THREADS
+    with ThreadPoolExecutor(min(threads, len(indices)), thread_name_prefix="zephon-scan") as pool:
         try:
             for start in range(0, len(indices), _SCANS_IN_FLIGHT):
                 batch = indices[start : start + _SCANS_IN_FLIGHT]

@@ -13,9 +13,12 @@ from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
 from zephon.io.columns import missing_column
 from zephon.io.formats import format_named, select_format
+from zephon.io.job_listing import job_listing
 from zephon.io.memory import open_table
 from zephon.io.reader import OpenDataset, ShardFiles
-from zephon.io.storage import list_files, local_path
+from zephon.io.spans import Spans
+from zephon.io.storage import is_remote, list_files, local_path
+from zephon.io.stores import shown
 
 __all__ = ["Dataset"]
 
@@ -52,7 +55,7 @@ class Dataset:
     def from_path(
         cls, name: str, path: str | os.PathLike[str], fmt: str | None = None, text_field: str | None = None
     ) -> "Dataset":
-        """A file, a folder with all files below it, or a glob; ``file://`` URIs too.
+        """A file, a folder with all files below it, or a glob, here or in a store (``s3://``, ``hf://``, ...).
 
         Shards are sorted by their path relative to the folder. Names that start with ``.`` or ``_`` are skipped.
 
@@ -87,7 +90,13 @@ class Dataset:
         return cls(name, None, None, text_field, table)
 
     def open(
-        self, columns: Sequence[str], *, size_column: str, cache: DecodeCache, index_dir: Path | None = None
+        self,
+        columns: Sequence[str],
+        *,
+        size_column: str,
+        cache: DecodeCache,
+        index_dir: Path | None = None,
+        spans: Spans | None = None,
     ) -> OpenDataset:
         """The catalog, scanned or from the sidecar index, and a reader of `columns`.
 
@@ -97,10 +106,12 @@ class Dataset:
                 text (any string type, or binary that holds UTF-8).
             cache: shared by all datasets of the process.
             index_dir: folder of the sidecar indexes; None scans anew.
+            spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
 
         Raises:
             DataError: nothing at the path, no rows, mixed formats, a column that is missing or no text, a damaged
-                file, a store of another kind.
+                file, a store that is unknown or cannot be reached.
+            RecipeError: the node's cache is too small for this dataset.
         """
         columns = list(dict.fromkeys(columns))
         if not columns:
@@ -108,11 +119,21 @@ class Dataset:
         if self.table is not None:
             return open_table(self.name, self.table, columns, size_column)
         assert self.path is not None
-        path = os.path.abspath(local_path(self.path))
-        fmt, listing = select_format(list_files(self.path), self.fmt, path)
-        shards, existing = scan_shards(listing, fmt, path, size_column, index_dir)
+        if is_remote(self.path):
+            path = shown(self.path)
+            with job_listing(self.path, index_dir) as found:
+                fmt, listing = select_format(found, self.fmt, path)
+                shards, existing = scan_shards(listing, fmt, self.path, size_column, index_dir)
+            spans = spans or Spans(None)
+        else:
+            path = os.path.abspath(local_path(self.path))
+            fmt, listing = select_format(list_files(self.path), self.fmt, path)
+            shards, existing = scan_shards(listing, fmt, path, size_column, index_dir)
         for column in columns:
             if existing and column not in existing:
                 raise missing_column(column, existing, path)
-        catalog = Catalog.from_shards(self.name, fmt, shards)
-        return OpenDataset(catalog, ShardFiles(listing, fmt, catalog, columns, size_column), cache)
+        catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
+        if spans is not None and listing.sources is not None:
+            sizes = catalog.shard_sizes if catalog.sequential else catalog.group_length
+            spans.require(self.name, int(sizes.max()))
+        return OpenDataset(catalog, ShardFiles(listing, fmt, catalog, columns, size_column, spans), cache)

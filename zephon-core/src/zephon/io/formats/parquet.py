@@ -56,9 +56,35 @@ class _ParquetReader:
         with corrupt_data_errors(file, Parquet.name):
             check_columns(self._metadata.schema.to_arrow_schema(), self._columns, text_column, file.path)
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the column chunks that `read` will fetch, neighbours in one."""
+        if self._file.source is None:
+            return []
+        spans = []
+        row_group = self._metadata.row_group(group.offset)
+        for number in range(row_group.num_columns):
+            chunk = row_group.column(number)
+            if chunk.path_in_schema in self._columns or chunk.path_in_schema.split(".")[0] in self._columns:
+                start = chunk.data_page_offset
+                if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+                    start = chunk.dictionary_page_offset
+                stop = start + max(chunk.total_compressed_size, 0)
+                if 0 <= start < stop <= self._file.size:
+                    spans.append((start, stop))
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted(spans):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+            else:
+                merged.append((start, stop))
+        return [(start, stop - start) for start, stop in merged]
+
     def read(self, group: Group) -> pa.Table:
         file = self._file
-        with corrupt_data_errors(file, Parquet.name, f" (row group {group.offset})"), file.open() as handle:
+        with (
+            corrupt_data_errors(file, Parquet.name, f" (row group {group.offset})"),
+            file.open(self.ranges(group)) as handle,
+        ):
             # One thread per call: the engine's own worker threads are the parallelism. No pre-buffering either: on
             # local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
             reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
