@@ -133,17 +133,10 @@ class Server:
         if response.delay:
             time.sleep(response.delay)
         sent = len(response.body) if handler.command != "HEAD" else 0
+        passed = sent if response.cut is None else min(sent, response.cut)
+        line = Served(time.monotonic(), request.method, request.path, request.range, response.status, passed)
         with self._lock:
-            self.log.append(
-                Served(
-                    time.monotonic(),
-                    request.method,
-                    request.path,
-                    request.range,
-                    response.status,
-                    sent if response.cut is None else min(sent, response.cut),
-                )  # fmt: skip
-            )
+            self.log.append(line)
         handler.send_response(response.status)
         headers = {"Content-Length": str(len(response.body)), **response.headers}
         for key, value in headers.items():

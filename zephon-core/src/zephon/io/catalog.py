@@ -20,7 +20,8 @@ from zephon._arrow import byte_lengths, int64_array, string_array, valid_mask, v
 from zephon.errors import DataError
 from zephon.io import sidecar
 from zephon.io.formats import Format, ShardScan
-from zephon.io.storage import Listing
+from zephon.io.storage import FileChanged, Listing
+from zephon.io.stores import Unavailable
 
 __all__ = ["Catalog", "scan_shards"]
 
@@ -28,6 +29,7 @@ _log = logging.getLogger(__name__)
 
 # Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.
 _SCAN_THREADS = 8
+_SCANNED_AGAIN = 2  # files of a store, before one that cannot be read counts as damaged
 _STORE_SCAN_THREADS = 32  # of a store, waiting for its answers
 _SCANS_IN_FLIGHT = 4096
 _INT_LISTS = ("group_rows", "group_bytes", "group_offset", "group_length")
@@ -196,6 +198,14 @@ def _scan_all(listing: Listing, fmt: Format, size_column: str, indices: Sequence
     """Scans in the given order, a table per few thousand files; the first error, in that order, ends it."""
 
     def scan(index: int) -> ShardScan:
+        if listing.sources is not None:
+            for _ in range(_SCANNED_AGAIN):
+                try:
+                    return fmt.scan(listing.file(index), size_column)
+                except (FileChanged, Unavailable):
+                    raise
+                except DataError:
+                    pass  # perhaps damaged on the way
         return fmt.scan(listing.file(index), size_column)
 
     if len(indices) <= 1:

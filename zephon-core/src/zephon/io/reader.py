@@ -17,6 +17,7 @@ from zephon.io.catalog import Catalog
 from zephon.io.formats import Format, Group, ShardReader
 from zephon.io.spans import Spans
 from zephon.io.storage import FileChanged, Listing, StoredFile
+from zephon.io.stores import Unavailable
 
 __all__ = ["GroupSource", "OpenDataset", "ShardFiles"]
 
@@ -188,6 +189,8 @@ class ShardFiles:
                 self._accept_if_same_content(shard, changed)
                 if tries:
                     raise
+            except Unavailable:
+                raise
             except DataError:
                 # Bytes may have been damaged on their way, or on this node's disk: those of the store decide.
                 if self._spans is None or tries == _FETCHED_AGAIN:
@@ -228,7 +231,14 @@ class ShardFiles:
             if reader is not None:
                 self._readers.move_to_end(shard)
                 return reader
-        made = self._format.open(self._file(shard), self._columns, self._size_column)
+        file = self._file(shard)
+        made = self._format.open(file, self._columns, self._size_column)
+        digest = getattr(made, "digest", None)  # of formats that come to know it by opening the shard
+        if digest is not None and digest != self._catalog.shard_digests[shard].as_py():
+            raise DataError(
+                f"'{file.path}' is not what it was when the dataset was listed, though its size and version are the "
+                "same: it has changed, or was damaged on its way; restore it or start a new run"
+            )
         dropped = None
         with self._lock:
             reader = self._readers.setdefault(shard, made)  # another thread may have been faster

@@ -319,7 +319,7 @@ def _list_remote(uri: str) -> Listing:
     found: Found = stores.attempt(lambda: store.list(path), store, f"the listing of '{stores.shown(uri)}'")
     if not len(found.names):
         raise DataError(
-            f"'{stores.shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check bucket and path"
+            f"'{stores.shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path"
         )
     order = sorted(range(len(found.names)), key=found.names.__getitem__)
     versions = [found.versions[i] for i in order]

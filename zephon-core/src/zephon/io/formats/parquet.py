@@ -52,7 +52,7 @@ class _ParquetReader:
 
     def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
-        self._metadata, _ = _footer(file)
+        self._metadata, self.digest = _footer(file)
         with corrupt_data_errors(file, Parquet.name):
             check_columns(self._metadata.schema.to_arrow_schema(), self._columns, text_column, file.path)
 

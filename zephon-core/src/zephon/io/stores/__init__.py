@@ -13,9 +13,21 @@ import threading
 from importlib.util import find_spec
 
 from zephon.errors import DataError
-from zephon.io.stores.base import Changed, Found, Source, Store, StoreFault, attempt, fetch, shown
+from zephon.io.stores.base import Changed, Found, Source, Store, StoreFault, Unavailable, attempt, fetch, shown
 
-__all__ = ["SCHEMES", "Changed", "Found", "Source", "Store", "StoreFault", "attempt", "fetch", "shown", "store_of"]
+__all__ = [
+    "SCHEMES",
+    "Changed",
+    "Found",
+    "Source",
+    "Store",
+    "StoreFault",
+    "Unavailable",
+    "attempt",
+    "fetch",
+    "shown",
+    "store_of",
+]
 
 _ALIASES = {
     "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az",

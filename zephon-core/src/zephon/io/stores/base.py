@@ -24,6 +24,7 @@ __all__ = [
     "Source",
     "Store",
     "StoreFault",
+    "Unavailable",
     "attempt",
     "fetch",
     "shown",
@@ -54,6 +55,10 @@ class StoreFault(Exception):
     def __init__(self, kind: str, reason: str, retry_after: float | None = None) -> None:
         super().__init__(reason)
         self.kind, self.reason, self.retry_after = kind, reason, retry_after
+
+
+class Unavailable(DataError):
+    """A store did not give what was asked for, and asking again has been tried."""
 
 
 class Changed(Exception):
@@ -114,24 +119,23 @@ def shown(uri: str) -> str:
     return head + scheme + host.rpartition("@")[2] + slash + path if head.startswith("http") else head + scheme + rest
 
 
-def fetch(source: Source, uri: str, size: int, start: int, length: int, *, deadline: float = DEADLINE_SECONDS) -> Any:
-    """`length` bytes from `start` as a buffer, however often it takes, within `deadline` seconds.
+def fetch(source: Source, uri: str, size: int, start: int, length: int) -> Any:
+    """`length` bytes from `start` as a buffer, however often it takes, within `DEADLINE_SECONDS`.
 
     Raises:
         Changed: the object is not what was listed.
-        DataError: gone, not to be had with these credentials, or still failing at the deadline.
+        Unavailable: gone, not to be had with these credentials, or still failing at the deadline.
     """
     data = attempt(
         lambda: source.store.get(source.key, start, length, source.version, size),
         source.store,
         f"bytes {start:,} to {start + length:,} of '{shown(uri)}'",
-        deadline=deadline,
     )
     assert len(data) == length
     return data
 
 
-def attempt(request: Callable[[], _T], store: Store, what: str, *, deadline: float = DEADLINE_SECONDS) -> _T:
+def attempt(request: Callable[[], _T], store: Store, what: str) -> _T:
     """The answer to `request`, retried while that makes sense; errors as those of `fetch`."""
     began = time.monotonic()
     wait, tries, asked = _FIRST_WAIT, 0, dict.fromkeys(("denied", "changed"), 0)
@@ -142,18 +146,18 @@ def attempt(request: Callable[[], _T], store: Store, what: str, *, deadline: flo
         except StoreFault as fault:
             last = fault
         if last.kind == "missing":
-            raise DataError(
+            raise Unavailable(
                 f"{what} cannot be read: the object is gone ({last.reason}); a dataset must not change during a run, "
                 "so restore it or start a new run"
             ) from last
         if last.kind == "refused":
-            raise DataError(f"{what} cannot be read: {last.reason}") from last
+            raise Unavailable(f"{what} cannot be read: {last.reason}") from last
         if last.kind in asked:
             asked[last.kind] += 1
             if asked[last.kind] == _RETRIED_AT_ONCE:
                 if last.kind == "changed":
                     raise Changed(last.reason) from last
-                raise DataError(
+                raise Unavailable(
                     f"{what} cannot be read: access is refused ({last.reason}); renew the credentials of this store "
                     "and start again, the run goes on from its last checkpoint"
                 ) from last
@@ -164,8 +168,8 @@ def attempt(request: Callable[[], _T], store: Store, what: str, *, deadline: flo
         if last.retry_after is not None:
             pause = min(last.retry_after, _LONGEST_RETRY_AFTER) + wait * random.random()
         spent = time.monotonic() - began
-        if spent + pause > deadline:
-            raise DataError(
+        if spent + pause > DEADLINE_SECONDS:
+            raise Unavailable(
                 f"{what} cannot be read: {last.reason}, in {tries} tries over {spent:.0f} s; check the store and the "
                 "network, then start again, the run goes on from its last checkpoint"
             ) from last
