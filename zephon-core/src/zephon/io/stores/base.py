@@ -176,8 +176,17 @@ def attempt(request: Callable[[], _T], store: Store, what: str) -> _T:
         _log.log(
             logging.WARNING if tries in (5, 10) else logging.DEBUG, "%s: %s; again in %.1f s", what, last.reason, pause
         )
-        time.sleep(pause)
+        _sleep(pause, what)
         wait = min(2 * wait, _LONGEST_WAIT)
+
+
+def _sleep(seconds: float, what: str) -> None:
+    """Sleeps, unless the process is ending, which threads that read ahead must not hold up."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        if not threading.main_thread().is_alive():
+            raise Unavailable(f"{what} is not read any more, for the process is ending")
+        time.sleep(min(left, 0.1))
 
 
 class Connections(Generic[_T]):
