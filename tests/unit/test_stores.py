@@ -1,6 +1,7 @@
 """Stores by URI: what a path means there, what is asked of the servers, and how long we are patient with them."""
 
 import os
+import signal
 import threading
 from types import SimpleNamespace
 
@@ -303,12 +304,17 @@ def test_a_store_is_opened_once_per_bucket(s3):
     assert store_of("s3://corpus/a")[0] is not store_of("s3://other/a")[0]
 
 
-def test_stores_work_in_a_forked_process(s3, shard):
+def test_a_process_forked_from_one_that_read_from_s3_is_told_so(s3, shard):
     s3.put("forked/a.parquet", shard)
     assert texts("s3://corpus/forked") == ROWS
     child = os.fork()
     if child == 0:
-        os._exit(0 if texts("s3://corpus/forked") == ROWS else 1)
+        signal.alarm(20)
+        try:
+            texts("s3://corpus/forked")
+        except DataError as error:
+            os._exit(0 if "'spawn' or 'forkserver'" in str(error) else 2)
+        os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 

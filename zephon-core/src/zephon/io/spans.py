@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 # One request at a time brings 50 to 100 MB/s from an object store; this many fill a link of 25 Gbit/s.
 _THREADS = 32
-_PLANNERS = 8
+_PLANNERS = 16
 _PART_BYTES = 8 << 20
 _Key = tuple[str, str, int, int]
 

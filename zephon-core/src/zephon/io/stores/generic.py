@@ -9,7 +9,18 @@ from zephon.io.stores.names import MAGIC, matcher, split_pattern, visible
 
 __all__ = ["FsspecStore"]
 
-_VERSION_KEYS = ("ETag", "etag", "e_tag", "content_hash", "md5Hash", "checksum", "mtime", "LastModified", "modified")
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "e_tag",
+    "content_hash",
+    "md5Hash",
+    "checksum",
+    "mtime",
+    "LastModified",
+    "modified",
+    "created",
+)
 
 
 class FsspecStore:
@@ -99,9 +110,9 @@ def _forget_listing(system: Any, key: str) -> None:
 
 def _version(info: dict[str, Any]) -> str:
     for key in _VERSION_KEYS:
-        if info.get(key):
-            return str(info[key])
-    return str(info.get("created") or "")
+        if value := info.get(key):
+            return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return ""
 
 
 def _asked(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:

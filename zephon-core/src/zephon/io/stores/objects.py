@@ -18,6 +18,7 @@ __all__ = ["ObjectStore"]
 _STATUS = re.compile(r"status code: (\d{3})")
 _EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|InvalidToken|InvalidAccessKeyId|RequestTimeTooSkewed|expired")
 _THROTTLED_FOR = 60.0
+_process: dict[str, int] = {}  # the one in which obstore was first used
 _LINK_SECONDS = 900
 
 
@@ -26,6 +27,7 @@ class ObjectStore:
 
     def __init__(self, scheme: str, bucket: str) -> None:
         self._scheme, self._bucket = scheme, bucket
+        _process.setdefault("first", os.getpid())
         self._clients: Connections[Any] = Connections(lambda: _MAKERS[scheme](bucket))
         self._plain = Client()
         self._links_until = 0.0  # the store throttles: ask through links, whose answers say how long to wait
@@ -121,6 +123,14 @@ def _version(found: Any) -> str:
 def _asked(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
     """One call of obstore, its errors as `StoreFault`."""
     from obstore import exceptions
+
+    if _process["first"] != os.getpid():
+        # The threads of obstore are not there any more, and a call would wait for them without end.
+        raise StoreFault(
+            "refused",
+            "this process was forked from one that had read from object stores, which does not work; start workers "
+            "with the method 'spawn' or 'forkserver'",
+        )
 
     try:
         return function(*args, **keywords)
