@@ -28,7 +28,7 @@ FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow")
 CHECKED_FORMATS = ("parquet", "jsonl.gz")
 MOMENTS = ("first read", "middle", "after a resume")
 BATCH = 4
-SHARDS, ROWS = 16, 10
+SHARDS, ROWS = 8, 10
 FAULTS = {
     "latency": web.slow(0.01),
     "429": web.answered(429, "TooManyRequests"),
@@ -43,7 +43,7 @@ FAULTS = {
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory, s3_session) -> SimpleNamespace:
-    """Sixteen shards of every format, in a local folder and in the store."""
+    """Eight shards of every format, in a local folder and in the store."""
     root = tmp_path_factory.mktemp("corpora")
     words = np.random.default_rng(7).integers(0, 10**6, (SHARDS, ROWS, 12))
     for fmt, shard in itertools.product(FORMATS, range(SHARDS)):
@@ -73,12 +73,12 @@ def pipeline(path: str, tokenizer) -> Pipeline:
 
 @pytest.fixture(scope="module")
 def undisturbed(corpora, tiny_tokenizer):
-    """Digests of twelve steps over local files, by format."""
+    """Digests of eight steps over local files, by format."""
 
     def digests(fmt: str) -> list[bytes]:
         made = pipeline(f"{corpora.local}/{fmt}", tiny_tokenizer)
         try:
-            return step_digests([made], 12, BATCH)
+            return step_digests([made], 8, BATCH)
         finally:
             made.close()
 
@@ -106,13 +106,13 @@ class Injected:
 
 
 def disturbed(corpora, s3, fmt: str, moment: str, tokenizer, fault: web.Fault) -> list[bytes]:
-    """Digests of twelve steps from the store, with `fault` from `moment` on."""
+    """Digests of eight steps from the store, with `fault` from `moment` on."""
     made = pipeline(f"{corpora.remote}/{fmt}", tokenizer)
     try:
         if moment == "first read":
             s3.server.fault = fault
-            return step_digests([made], 12, BATCH)
-        digests = step_digests([made], 4, BATCH)
+            return step_digests([made], 8, BATCH)
+        digests = step_digests([made], 3, BATCH)
         if moment == "after a resume":
             state = made.checkpoint()
             made.close()
@@ -120,7 +120,7 @@ def disturbed(corpora, s3, fmt: str, moment: str, tokenizer, fault: web.Fault) -
             s3.server.fault = fault
             made.restore(state)
         s3.server.fault = fault
-        return digests + step_digests([made], 8, BATCH)
+        return digests + step_digests([made], 5, BATCH)
     finally:
         made.close()
 
@@ -219,7 +219,7 @@ def test_an_object_changed_under_the_run_is_named(corpora, s3, tiny_tokenizer, t
 
 def test_an_object_uploaded_again_as_it_was_is_still_the_object(corpora, s3, undisturbed, tiny_tokenizer, monkeypatch):
     made = pipeline(f"{corpora.remote}/arrow", tiny_tokenizer)
-    digests = step_digests([made], 4, BATCH)
+    digests = step_digests([made], 3, BATCH)
     for shard in range(SHARDS):  # in parts, which gives it another ETag
         key, body = f"matrix/arrow/{shard:02}.arrow", (corpora.local / "arrow" / f"{shard:02}.arrow").read_bytes()
         upload_id = s3.client.create_multipart_upload(Bucket="corpus", Key=key)["UploadId"]
@@ -228,5 +228,5 @@ def test_an_object_uploaded_again_as_it_was_is_still_the_object(corpora, s3, und
         s3.client.complete_multipart_upload(
             **where, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
         )
-    assert digests + step_digests([made], 8, BATCH) == undisturbed["arrow"]
+    assert digests + step_digests([made], 5, BATCH) == undisturbed["arrow"]
     made.close()

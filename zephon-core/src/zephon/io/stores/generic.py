@@ -111,7 +111,7 @@ def _forget_listing(system: Any, key: str) -> None:
 def _version(info: dict[str, Any]) -> str:
     for key in _VERSION_KEYS:
         if value := info.get(key):
-            return value.isoformat() if hasattr(value, "isoformat") else str(value)
+            return str(value.timestamp() if hasattr(value, "timestamp") else value)
     return ""
 
 
