@@ -130,7 +130,7 @@ class HttpStore:
 
 def version_of(headers: Mapping[str, str]) -> str:
     """What an answer tells of the version of its file."""
-    return headers.get("ETag") or headers.get("Last-Modified") or ""
+    return (headers.get("ETag") or "").removeprefix("W/").strip('"') or headers.get("Last-Modified") or ""
 
 
 def fault_kind(status: int) -> str:

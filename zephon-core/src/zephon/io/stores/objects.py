@@ -18,6 +18,7 @@ __all__ = ["ObjectStore"]
 _STATUS = re.compile(r"status code: (\d{3})")
 _EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|InvalidToken|InvalidAccessKeyId|RequestTimeTooSkewed|expired")
 _THROTTLED_FOR = 60.0
+_AT = "written at "
 _process: dict[str, int] = {}  # the one in which obstore was first used
 _LINK_SECONDS = 900
 
@@ -69,7 +70,7 @@ class ObjectStore:
         import obstore
 
         if time.monotonic() < self._links_until and (link := self._link(key)):
-            return self._plain.get(link, {}, start, length, version if version[:1] in '"W' else "", size)[0]
+            return self._plain.get(link, {}, start, length, "" if version.startswith(_AT) else version, size)[0]
         options: dict[str, Any] = {"range": (start, start + length)}
         try:
             answer = _asked(obstore.get, self._clients.get(), key, options=options)
@@ -117,7 +118,8 @@ class ObjectStore:
 
 
 def _version(found: Any) -> str:
-    return found["e_tag"] or found["last_modified"].isoformat()
+    # Listings of Google and Azure write ETags without the quotes that answers to a GET have.
+    return (found["e_tag"] or "").removeprefix("W/").strip('"') or f"{_AT}{found['last_modified'].isoformat()}"
 
 
 def _asked(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
