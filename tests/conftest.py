@@ -5,11 +5,15 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+from servers.hub import Hub
+from store_data import s3_store
 from support import train_tiny_tokenizer
 
 # Machines that run tests are shared and slow at times: an example may take as long as it takes (pytest's own timeout
@@ -51,3 +55,37 @@ def peer_data(pytestconfig: pytest.Config) -> Path:
             subprocess.run(command, env=environment, check=True, capture_output=True, timeout=280)
             unfinished.rename(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def s3_session() -> Iterator[SimpleNamespace]:
+    """An S3 server behind a proxy; see `store_data.s3_store`."""
+    with s3_store() as store:
+        yield store
+
+
+@pytest.fixture
+def s3(s3_session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The S3 server, named in the environment, its account empty and nothing spoilt."""
+    for key, value in s3_session.environment.items():
+        monkeypatch.setenv(key, value)
+    s3_session.server.fault = None
+    s3_session.server.forget()
+    yield s3_session
+    s3_session.server.fault = None
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub without repositories, named in the environment."""
+    with Hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.server.url)
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        yield hub
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries come at once, and give up soon."""
+    monkeypatch.setattr("zephon.io.stores.base._FIRST_WAIT", 0.002)
+    monkeypatch.setattr("zephon.io.stores.base._LONGEST_WAIT", 0.05)

@@ -23,9 +23,9 @@ def opened(monkeypatch) -> list[str]:
     names: list[str] = []
     original = StoredFile.open
 
-    def recorded(self):
+    def recorded(self, *ranges):
         names.append(os.path.basename(self.path))
-        return original(self)
+        return original(self, *ranges)
 
     monkeypatch.setattr(StoredFile, "open", recorded)
     return names

@@ -75,10 +75,19 @@ def test_file_uris_are_local_paths(tmp_path):
         list_files("file://elsewhere/data")
 
 
-@pytest.mark.parametrize("uri", ["s3://bucket/x", "hf://org/name/train", "gs://b/x", "https://host/x.parquet"])
-def test_other_stores_are_refused_in_one_sentence(uri):
-    with pytest.raises(DataError, match=r"stores of kind \w+:// are not supported by this version"):
+@pytest.mark.parametrize(
+    ("uri", "hint"),
+    [
+        ("s33://bucket/x", "did you mean s3://?"),
+        ("python://x", "copy or mount"),
+        ("simplecache://x", "copy or mount"),
+        ("s3:///x", "names no bucket"),
+    ],
+)
+def test_stores_that_are_unknown_are_refused_in_one_sentence(uri, hint):
+    with pytest.raises(DataError) as caught:
         list_files(uri)
+    assert hint in str(caught.value)
 
 
 def test_loops_of_links_end_and_every_file_is_listed_once(tmp_path):

@@ -422,11 +422,11 @@ def test_from_recipe_gives_the_same_stream_as_spelling_it_out(tmp_path, tiny_tok
         made.close()
 
 
-def test_stores_that_are_not_there_yet_are_named_when_opened(tmp_path, tiny_tokenizer):
+def test_stores_that_are_unknown_are_named_when_opened(tmp_path, tiny_tokenizer):
     recipe = tmp_path / "recipe.toml"
-    recipe.write_text('[[sources]]\nname = "web"\npath = "s3://example-bucket/web"\n')
+    recipe.write_text('[[sources]]\nname = "web"\npath = "xyz://example-bucket/web"\n')
     made = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=16, microbatch_size=4)
-    with pytest.raises(DataError, match="s3://"):
+    with pytest.raises(DataError, match="xyz://"):
         next(iter(made))
 
 

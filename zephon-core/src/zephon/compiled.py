@@ -55,6 +55,10 @@ __all__ = ["Compiled", "Operators", "compile_pipeline"]
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
 _SAMPLE_ROWS = 64
+# Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
+# together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
+REMOTE_FETCHERS = 4
+READAHEAD_BYTES = 256 << 20
 _SAMPLE_BYTES = 256 << 10
 _DATASETS_IN_DETAIL = 12  # with more of them a state would outgrow its 4 KB
 
@@ -276,12 +280,12 @@ def compile_pipeline(
             "rank called it with True."
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
-    cache = DecodeCache(cache_options.memory_bytes)
+    cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in names]
     needs = tuple(
-        columns_needed(dataset, chain, operators.encode_for(dataset.name))
+        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir)
         for dataset, chain in zip(source.datasets, chains, strict=True)
     )
     # Most of what either side does is outside the interpreter lock, so they go side by side.
@@ -295,6 +299,7 @@ def compile_pipeline(
                 index_dir=cache_options.index_dir,
                 is_text=need.is_text,
                 optional=need.optional,
+                spans=spans,
             )
             for dataset, need in zip(source.datasets, needs, strict=True)
         )
@@ -326,8 +331,9 @@ def compile_pipeline(
         "tokenize": next((op.parallelism for op in operators.encode if op.parallelism), threads),
         "pack": options.pack_parallelism or operators.pack.parallelism or 1,
     }
-    if options.fetch_parallelism:
-        workers["fetch"] = options.fetch_parallelism
+    remote = any(dataset.remote for dataset in datasets)
+    if options.fetch_parallelism or remote:
+        workers["fetch"] = options.fetch_parallelism or REMOTE_FETCHERS
     stateful = next((op for op in operators.rows if isinstance(op, StatefulTransform)), None)
     stage = None
     if stateful is not None:
@@ -347,6 +353,7 @@ def compile_pipeline(
         dataset_names=tuple(dataset.name for dataset in datasets),
         row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
+        readahead_bytes=(options.prefetch_buffer_size or READAHEAD_BYTES) if remote else 0,
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
         mixture=operators.mixture,
         tokens_per_row=tuple(max(1, round(tokens_per_row[dataset.name] * 65536)) for dataset in datasets),
@@ -636,6 +643,8 @@ def _content(catalog: Catalog, n_shards: int, column: str, weight: float, brief:
         "text_field": column,
         "weight": weight,
     }
+    if catalog.pin:
+        content["revision"] = catalog.pin
     if not brief:
         return content
     return f"{n_shards}/{content['rows']}/{weight:.6g}/{hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]}"
@@ -650,6 +659,8 @@ def _explain(compiled: Compiled) -> str:
     # Text under way and the tokens made of it; records ready, cut and in the shuffle buffers, twice while gathered.
     in_bins = operators.pack.num_bins * compiled.record_bytes * topology.width if operators.pack.has_bins else 0
     bound = cache.memory_bytes + 2 * plan.lookahead_bytes + 2 * (ready + buffered) + in_bins
+    if plan.readahead_bytes:
+        bound += cache.memory_bytes // 2
     lines = ["data"]
     for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
         catalog = dataset.catalog

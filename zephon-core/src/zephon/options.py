@@ -12,11 +12,15 @@ from typing import Any
 from .engine import RUNNERS
 from .errors import PipelineError
 from .faults import FaultPolicy
+from .io.node_cache import NodeCache
+from .io.spans import Spans
 from .ops.base import check_workers
 
 __all__ = ["CacheOptions", "Options", "default_cache_dir", "default_lookahead", "default_workers"]
 
 DEFAULT_MEMORY_BYTES = 512 << 20
+# What may be kept of stores where nobody said where or how much: a home folder is not for a corpus.
+DEFAULT_LIMIT_BYTES = 32 * 10**9
 _READY_BYTES = 8 << 20
 
 
@@ -64,8 +68,9 @@ class CacheOptions:
         enabled: keep indexes of datasets on disk, so that a second start scans no data. (It still reads the few rows
             on which the tokenizer is checked and token ratios are measured.)
         dir: the folder; by default ZEPHON_CACHE_DIR, or zephon in the user's cache folder.
-        limit_bytes: most bytes that cached data may take on disk. Indexes, a few bytes per row group, do not count.
-        memory_bytes: decoded data held in memory by this process.
+        limit_bytes: most bytes that data of stores may take on disk; None is no limit but the disk where `dir` is
+            given, else 32 GB. Indexes, a few bytes per row group, do not count.
+        memory_bytes: decoded data held in memory by this process; half as much again for what comes from stores.
     """
 
     enabled: bool = True
@@ -79,6 +84,14 @@ class CacheOptions:
         if not self.enabled:
             return None
         return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "index"
+
+    def spans(self) -> Spans:
+        """What fetches, and keeps on this node, the data of stores."""
+        if not self.enabled:
+            return Spans(None, self.memory_bytes // 2)
+        limit = self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
+        folder = (Path(self.dir) if self.dir is not None else default_cache_dir()) / "data"
+        return Spans(NodeCache(folder, limit), self.memory_bytes // 2)
 
     @staticmethod
     def from_io_options(io_options: Mapping[str, Any] | None) -> CacheOptions:

@@ -11,6 +11,7 @@ ever take the head. The end of a window travels through the queues as a mark bet
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -161,6 +162,8 @@ class LaneStream:
         self._window = self._stage.begin() if self._stage else None
         self._stage_window = plan.window_at(lane, start.chunk)
         self._work = self._pieces(start)
+        if plan.readahead_bytes and runner.looks_ahead:
+            self._work = self._announced(self._work, plan.readahead_bytes // plan.topology.width)
         self._exhausted = False
         self._made_bytes = 0  # of records on their way from the packer to the orderer
         self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
@@ -358,6 +361,27 @@ class LaneStream:
 
     def _start(self, job: Job | Ordered) -> Task:
         return self._runner.submit("pack", job.run) if job.nbytes > _SMALL_JOB_BYTES else _Now(job)
+
+    def _announced(
+        self, pieces: Iterator[_Piece | _WindowEnd | _LaneEnd], bytes_ahead: int
+    ) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
+        """`pieces`, with stores told of what is wanted as many bytes of text before it is handed out."""
+        ahead: deque[tuple[_Piece | _WindowEnd | _LaneEnd, float]] = deque()
+        waiting = 0.0
+        while True:
+            # Two in for one out, until all of that is announced: the first piece must not wait for the rest.
+            for piece in itertools.islice(pieces, 2 if waiting <= bytes_ahead else 0):
+                size = 0.0
+                if isinstance(piece, tuple):
+                    self._plan.fetch.announce(piece[0], piece[1])
+                    size = float(self._plan.row_bytes[piece[0]].sum())
+                ahead.append((piece, size))
+                waiting += size
+            if not ahead:
+                return
+            piece, size = ahead.popleft()
+            waiting -= size
+            yield piece
 
     def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""

@@ -69,6 +69,12 @@ class Fetcher:
         position = np.arange(first_position, first_position + len(row), dtype=np.int64)
         return RowBlock(parts=parts, dataset=dataset, row=row, chunk=chunk, position=position)
 
+    def announce(self, dataset: np.ndarray, row: np.ndarray) -> None:
+        """Have fetched what lies in stores of the rows that will be asked for soon; never waits."""
+        for d in np.unique(dataset).tolist():
+            if self._datasets[d].remote:
+                self._datasets[d].announce(row[dataset == d])
+
     def table(self, dataset: int, rows: np.ndarray) -> pa.Table:
         """Rows `rows` int64[n] of one dataset, with the columns that the operators need."""
         table = self._datasets[dataset].take(rows)
@@ -98,6 +104,8 @@ class Plan:
         pad_last: whether the last record of a lane is padded rather than left out.
         dataset_names: by index.
         row_bytes: float64[n_datasets], bytes of text per row by the catalogs; sizes blocks of work, decides no data.
+        readahead_bytes: text, over all lanes of this process, for which stores are asked ahead of the look-ahead; 0
+            where all data is local.
         lookahead_bytes: text that may be under way or ready, over all lanes of this process.
         barren_limit: rows without any token to pack after which a lane that repeats can be sure that there are none.
         mixture: holds the mixture locally, or None.
@@ -120,6 +128,7 @@ class Plan:
     pad_last: bool
     dataset_names: tuple[str, ...]
     row_bytes: np.ndarray
+    readahead_bytes: int
     lookahead_bytes: int
     barren_limit: int
     mixture: EnsureMixture | None

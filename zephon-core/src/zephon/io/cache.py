@@ -68,6 +68,11 @@ class DecodeCache:
         flight.set_result(table)
         return table
 
+    def holds(self, key: Hashable) -> bool:
+        """Whether the group `key` is there; counts as no use of it."""
+        with self._lock:
+            return key in self._tables
+
     def discard(self, unwanted: Callable[[Hashable], bool]) -> None:
         """Drops the groups whose key is `unwanted`."""
         with self._lock:

@@ -21,7 +21,8 @@ from zephon.errors import DataError
 from zephon.io import sidecar
 from zephon.io.columns import common_types
 from zephon.io.formats import Format, ShardScan
-from zephon.io.storage import Listing
+from zephon.io.storage import FileChanged, Listing
+from zephon.io.stores import Unavailable
 
 __all__ = ["Catalog", "scan_shards"]
 
@@ -29,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 # Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.
 _SCAN_THREADS = 8
+_SCANNED_AGAIN = 2  # files of a store, before one that cannot be read counts as damaged
+_STORE_SCAN_THREADS = 32  # of a store, waiting for its answers
 _SCANS_IN_FLIGHT = 4096
 # So many scans are put into columns at a time, and so often the index is saved while there are more to come: a start
 # that is interrupted goes on where it was.
@@ -56,9 +59,10 @@ class Catalog:
     group_offset: npt.NDArray[np.int64]  # [n_groups]
     group_length: npt.NDArray[np.int64]  # [n_groups]
     sequential: bool  # some shard can only be read from its start (compressed JSON lines)
+    pin: str = ""  # the commit that was listed, for stores that have such a thing
 
     @classmethod
-    def from_shards(cls, name: str, fmt: Format, shards: pa.Table) -> "Catalog":
+    def from_shards(cls, name: str, fmt: Format, shards: pa.Table, pin: str = "") -> "Catalog":
         """From a table of `scan_shards`."""
         counts = values_of(pc.list_value_length(shards["group_rows"]))
         columns = {key: _read_only(_flat(shards[key])) for key in _INT_LISTS}
@@ -71,6 +75,7 @@ class Catalog:
             shard_digests=shards["digest"].combine_chunks(),
             group_shard=_read_only(np.repeat(np.arange(len(names), dtype=np.int32), counts)),
             sequential=any(map(fmt.is_sequential, names.to_pylist())),
+            pin=pin,
             **columns,
         )
 
@@ -174,7 +179,8 @@ def scan_shards(
     if progress is not None and not fresh.all() and fresh.any():
         progress(int(fresh.sum()), int(listing.sizes[fresh].sum()))
     due = began + _SAVE_SECONDS
-    for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads or _SCAN_THREADS, progress):
+    threads = threads or (_SCAN_THREADS if listing.sources is None else _STORE_SCAN_THREADS)
+    for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads, progress):
         if isinstance(part, BaseException):
             if index is not None and parts:
                 sidecar.save(index, pa.concat_tables(parts).combine_chunks())
@@ -231,6 +237,14 @@ def _scan_all(
     """Scans in the given order, a table per few hundred files; the first error, in that order, comes as the last."""
 
     def scan(index: int) -> ShardScan:
+        if listing.sources is not None:
+            for _ in range(_SCANNED_AGAIN):
+                try:
+                    return fmt.scan(listing.file(index), size_column, is_text)
+                except (FileChanged, Unavailable):
+                    raise
+                except DataError:
+                    pass  # perhaps damaged on the way
         return fmt.scan(listing.file(index), size_column, is_text)
 
     with ThreadPoolExecutor(max(1, min(threads, len(indices))), thread_name_prefix="zephon-scan") as pool:

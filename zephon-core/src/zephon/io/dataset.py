@@ -1,7 +1,8 @@
 """A named collection of documents, on storage or in memory, that is not open yet."""
 
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,12 @@ from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
 from zephon.io.columns import has_column, missing_column, template_of
 from zephon.io.formats import Format, format_named, select_format
+from zephon.io.job_listing import job_listing
 from zephon.io.memory import open_table
 from zephon.io.reader import OpenDataset, ShardFiles
-from zephon.io.storage import Listing, list_files, local_path
+from zephon.io.spans import Spans
+from zephon.io.storage import Listing, is_remote, list_files, local_path
+from zephon.io.stores import shown
 
 __all__ = ["Dataset"]
 
@@ -65,7 +69,7 @@ class Dataset:
         *,
         group: str | None = None,
     ) -> "Dataset":
-        """A file, a folder with all files below it, or a glob; ``file://`` URIs too.
+        """A file, a folder with all files below it, or a glob, here or in a store (``s3://``, ``hf://``, ...).
 
         Shards are sorted by their path relative to the folder. Names that start with ``.`` or ``_`` are skipped.
 
@@ -108,20 +112,33 @@ class Dataset:
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
         return cls(name, None, None, text_field, table, group)
 
-    def columns(self) -> dict[str, str | None]:
+    def columns(self, index_dir: Path | None = None) -> dict[str, str | None]:
         """The columns of the first file, by name, before anything is opened.
 
         JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
         text, for what is nested or mixed), by the first rows of the first file. Elsewhere it is None.
+
+        Args:
+            index_dir: as for `open`; ranks of a job list a store once with it.
 
         Raises:
             DataError: nothing at the path, or a damaged file.
         """
         if self.table is not None:
             return dict.fromkeys(self.table.column_names)
-        assert self.path is not None
-        fmt, listing = select_format(list_files(self.path), self.fmt, os.path.abspath(local_path(self.path)))
+        with self._listed(index_dir) as (found, path):
+            fmt, listing = select_format(found, self.fmt, path)
         return fmt.columns_of(listing.file(0))
+
+    @contextmanager
+    def _listed(self, index_dir: Path | None) -> Iterator[tuple[Listing, str]]:
+        """The files, and what messages call them; inside, other ranks of the job that want to list a store wait."""
+        assert self.path is not None
+        if is_remote(self.path):
+            with job_listing(self.path, index_dir) as found:
+                yield found, shown(self.path)
+        else:
+            yield list_files(self.path), os.path.abspath(local_path(self.path))
 
     def open(
         self,
@@ -132,6 +149,7 @@ class Dataset:
         index_dir: Path | None = None,
         is_text: bool = True,
         optional: Collection[str] = (),
+        spans: Spans | None = None,
     ) -> OpenDataset:
         """The catalog, scanned or from the sidecar index, and a reader of `columns`.
 
@@ -143,10 +161,12 @@ class Dataset:
             cache: shared by all datasets of the process.
             index_dir: folder of the sidecar indexes; None scans anew.
             optional: those of `columns` that may be missing in files of JSON lines, where they are null then.
+            spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
 
         Raises:
             DataError: nothing at the path, no rows, mixed formats, a column that is missing or no text, a damaged
-                file, a store of another kind.
+                file, a store that is unknown or cannot be reached.
+            RecipeError: the node's cache is too small for this dataset.
         """
         columns = list(dict.fromkeys(columns))
         if not columns:
@@ -157,11 +177,14 @@ class Dataset:
         for column in columns:
             if existing and not has_column(column, existing) and not (column in optional and fmt.name == "jsonl"):
                 raise missing_column(column, list(existing), path)
-        catalog = Catalog.from_shards(self.name, fmt, shards)
+        catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
+        if listing.sources is not None:
+            spans = spans or Spans(None)
+            sizes = catalog.shard_sizes if catalog.sequential else catalog.group_length
+            spans.require(self.name, int(sizes.max()))
         plain = is_text and columns == [size_column] and template_of(size_column) is None
-        files = ShardFiles(
-            listing, fmt, catalog, columns, size_column, is_text=is_text, kinds=None if plain else existing
-        )
+        kinds = None if plain else existing
+        files = ShardFiles(listing, fmt, catalog, columns, size_column, spans, is_text=is_text, kinds=kinds)
         return OpenDataset(catalog, files, cache)
 
     def scan(
@@ -187,8 +210,8 @@ class Dataset:
         """
         if self.table is not None:
             raise RecipeError(f"dataset '{self.name}' is in memory, and only files have an index")
-        fmt, _, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress)
-        return Catalog.from_shards(self.name, fmt, shards)
+        fmt, listing, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress)
+        return Catalog.from_shards(self.name, fmt, shards, listing.pin)
 
     def _scanned(
         self,
@@ -200,18 +223,19 @@ class Dataset:
     ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
         """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
         assert self.path is not None
-        path = os.path.abspath(local_path(self.path))
-        fmt, listing = select_format(list_files(self.path), self.fmt, path)
-        files = size = 0
-        total = int(listing.sizes.sum())
+        with self._listed(index_dir) as (found, path):
+            fmt, listing = select_format(found, self.fmt, path)
+            files = size = 0
+            total = int(listing.sizes.sum())
 
-        def add(more_files: int, more_bytes: int) -> None:
-            nonlocal files, size
-            files, size = files + more_files, size + more_bytes
-            if progress is not None:
-                progress(files, len(listing.names), size, total)
+            def add(more_files: int, more_bytes: int) -> None:
+                nonlocal files, size
+                files, size = files + more_files, size + more_bytes
+                if progress is not None:
+                    progress(files, len(listing.names), size, total)
 
-        shards, existing = scan_shards(
-            listing, fmt, path, size_column, index_dir, is_text, threads=threads, progress=add
-        )
+            known_as = self.path if is_remote(self.path) else path
+            shards, existing = scan_shards(
+                listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add
+            )
         return fmt, listing, shards, existing, path

@@ -29,6 +29,9 @@ class _MemoryDataset(OpenDataset):
     def prefetch(self, group: int) -> None:
         pass
 
+    def announce(self, rows: np.ndarray) -> None:
+        pass
+
     def take(self, rows: np.ndarray) -> pa.Table:
         rows = np.asarray(rows, np.int64)
         self.catalog.groups_at(rows)  # refuses ids that are out of range
@@ -36,11 +39,16 @@ class _MemoryDataset(OpenDataset):
 
 
 class _Slices:
+    remote = False
+
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     def read(self, shard: int, group: Group) -> pa.Table:
         return self._table.slice(group.offset, group.rows)
+
+    def announce(self, shard: int, group: Group) -> bool:
+        return True
 
     def close(self) -> None:
         pass

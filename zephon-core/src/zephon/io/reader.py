@@ -16,7 +16,9 @@ from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
 from zephon.io.columns import as_types
 from zephon.io.formats import Format, Group, ShardReader
-from zephon.io.storage import FileChanged, Listing
+from zephon.io.spans import Spans
+from zephon.io.storage import FileChanged, Listing, StoredFile
+from zephon.io.stores import Unavailable
 
 __all__ = ["GroupSource", "OpenDataset", "ShardFiles"]
 
@@ -27,13 +29,22 @@ _MAX_OPEN_SHARDS = 128
 # against 4.2 GB/s, at 3 % 0.6 against 5.9 GB/s.
 _DENSE_SHARE = 0.4
 
+_ANNOUNCED_KEPT = 1024
+# How often bytes from a store are fetched anew when they cannot be decoded, before the file counts as damaged.
+_FETCHED_AGAIN = 2
+
 _tokens = itertools.count()
 
 
 class GroupSource(Protocol):
     """Where the groups of one dataset come from. Thread-safe."""
 
+    @property
+    def remote(self) -> bool: ...
+
     def read(self, shard: int, group: Group) -> pa.Table: ...
+
+    def announce(self, shard: int, group: Group) -> bool: ...
 
     def close(self) -> None: ...
 
@@ -50,18 +61,38 @@ class OpenDataset:
         self._cache = cache
         self._token = next(_tokens)
         self._turn = itertools.count()
+        self._announced: OrderedDict[int, None] = OrderedDict()  # used by the one thread that announces
 
     @property
     def name(self) -> str:
         return self.catalog.name
 
+    @property
+    def remote(self) -> bool:
+        """Whether reading goes to a store, which is worth telling beforehand what will be read."""
+        return self._source.remote
+
     def read_group(self, group: int) -> pa.Table:
         """All `catalog.group_rows[group]` rows of a group, decoded now, the cache neither asked nor filled."""
+        return self._source.read(*self._place(group))
+
+    def announce(self, rows: npt.NDArray[np.int64]) -> None:
+        """Has the bytes fetched that the rows with ids `rows` int64[n] will be made of; a hint, cheap, never waits."""
+        for group in self.groups_of(rows).tolist():
+            if group in self._announced or self._cache.holds((self._token, group)):
+                continue
+            if not self._source.announce(*self._place(group)):
+                return
+            self._announced[group] = None
+            if len(self._announced) > _ANNOUNCED_KEPT:
+                self._announced.popitem(last=False)
+
+    def _place(self, group: int) -> tuple[int, Group]:
         catalog = self.catalog
         shard = int(catalog.group_shard[group])
         first_row = int(catalog.row_starts[group] - catalog.shard_row_starts[shard])
         offset, length = int(catalog.group_offset[group]), int(catalog.group_length[group])
-        return self._source.read(shard, Group(offset, length, int(catalog.group_rows[group]), first_row))
+        return shard, Group(offset, length, int(catalog.group_rows[group]), first_row)
 
     def groups_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """int64[k]: the groups that hold `rows` int64[n], ascending, each once."""
@@ -145,12 +176,14 @@ class ShardFiles:
         catalog: Catalog,
         columns: Sequence[str],
         size_column: str,
+        spans: Spans | None = None,
         *,
         is_text: bool = True,
         kinds: Mapping[str, str | None] | None = None,
     ) -> None:
         self._listing, self._format, self._catalog = listing, fmt, catalog
         self._columns, self._size_column = columns, size_column
+        self._spans = spans if listing.sources is not None else None
         self._is_text, self._kinds = is_text, kinds
         # JSON lines are read as their kinds; other formats give their own types, which may differ between shards.
         self._types: dict[str, pa.DataType] = {}
@@ -160,13 +193,50 @@ class ShardFiles:
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
 
+    @property
+    def remote(self) -> bool:
+        return self._spans is not None
+
     def read(self, shard: int, group: Group) -> pa.Table:
-        try:
-            table = self._reader(shard).read(group)
-        except FileChanged as changed:
-            self._accept_if_same_content(shard, changed)
-            table = self._reader(shard).read(group)
-        return as_types(table, self._types, self._listing.file(shard).path, group.first_row) if self._types else table
+        tries = 0
+        while True:
+            try:
+                table = self._reader(shard).read(group)
+                if not self._types:
+                    return table
+                return as_types(table, self._types, self._listing.file(shard).path, group.first_row)
+            except FileChanged as changed:
+                self._accept_if_same_content(shard, changed)
+                if tries:
+                    raise
+            except Unavailable:
+                raise
+            except DataError:
+                # Bytes may have been damaged on their way, or on this node's disk: those of the store decide.
+                if self._spans is None or tries == _FETCHED_AGAIN:
+                    raise
+                self._forget(shard, group)
+            tries += 1
+
+    def announce(self, shard: int, group: Group) -> bool:
+        """Has the bytes of a group fetched ahead; False where there is no room for more."""
+        if self._spans is None:
+            return True
+        spans, file = self._spans, self._file(shard)
+
+        def plan() -> None:
+            if file.whole:
+                spans.local(file)
+            elif (ranges := _ranges(self._reader(shard), group)) is not None:
+                spans.announce(file, ranges)
+
+        with self._lock:
+            reader = self._readers.get(shard)
+        if reader is None or file.whole:  # finding out what to fetch takes a request by itself
+            spans.plan(plan)
+            return True
+        ranges = _ranges(reader, group)
+        return ranges is None or spans.announce(file, ranges)
 
     def close(self) -> None:
         with self._lock:
@@ -181,8 +251,15 @@ class ShardFiles:
             if reader is not None:
                 self._readers.move_to_end(shard)
                 return reader
+        file = self._file(shard)
         text_column = self._size_column if self._is_text else None
-        made = self._format.open(self._listing.file(shard), self._columns, text_column, self._kinds)
+        made = self._format.open(file, self._columns, text_column, self._kinds)
+        digest = getattr(made, "digest", None)  # of formats that come to know it by opening the shard
+        if digest is not None and digest != self._catalog.shard_digests[shard].as_py():
+            raise DataError(
+                f"'{file.path}' is not what it was when the dataset was listed, though its size and version are the "
+                "same: it has changed, or was damaged on its way; restore it or start a new run"
+            )
         dropped = None
         with self._lock:
             reader = self._readers.setdefault(shard, made)  # another thread may have been faster
@@ -191,6 +268,19 @@ class ShardFiles:
         if dropped is not None:
             dropped.close()
         return reader
+
+    def _file(self, shard: int) -> StoredFile:
+        whole = self._spans is not None and self._format.is_sequential(self._listing.names[shard])
+        return self._listing.file(shard, self._spans, whole=whole)
+
+    def _forget(self, shard: int, group: Group) -> None:
+        """Drops what is held of a group and its shard, here and in the node's cache."""
+        assert self._spans is not None
+        with self._lock:
+            reader = self._readers.pop(shard, None)
+        if reader is not None:
+            self._spans.drop(self._file(shard), _ranges(reader, group) or [])
+            reader.close()
 
     def _accept_if_same_content(self, shard: int, changed: FileChanged) -> None:
         """A file that was only touched or copied over itself is still the file; one that differs ends the run."""
@@ -203,7 +293,13 @@ class ShardFiles:
         if scan.digest != self._catalog.shard_digests[shard].as_py():
             raise changed
         with self._lock:
-            self._listing.mtimes[shard] = file.mtime_ns
+            self._listing.accept(shard, file)
             stale = self._readers.pop(shard, None)
         if stale is not None:
             stale.close()
+
+
+def _ranges(reader: ShardReader, group: Group) -> list[tuple[int, int]] | None:
+    """The (start, length) of the bytes that a reader will ask for, where its format can tell beforehand."""
+    ranges = getattr(reader, "ranges", None)
+    return ranges(group) if ranges is not None else None

@@ -1,17 +1,22 @@
 """Where files come from: the one place that turns a dataset's path into files and opens them.
 
-Today a path is a local file, a folder, a glob or a ``file://`` URI. Another store is another implementation of what
-this module gives the rest of `zephon.io`: a sorted `Listing` and, per file, a `StoredFile` that opens as an Arrow file.
+A path is a local file, a folder, a glob, or the URI of one of the `stores`. Wherever they lie, the rest of `zephon.io`
+sees a sorted `Listing` and, per file, a `StoredFile` that opens as an Arrow file.
 """
 
+from __future__ import annotations
+
 import difflib
+import hashlib
+import io
 import os
+import posixpath
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -19,8 +24,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.errors import DataError
+from zephon.io import stores
+from zephon.io.stores import Found, Source
 
-__all__ = ["FileChanged", "Listing", "StoredFile", "list_files", "local_path"]
+if TYPE_CHECKING:
+    from zephon.io.spans import Spans
+
+__all__ = ["FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MAGIC = re.compile(r"[*?\[]")
@@ -32,21 +42,44 @@ class FileChanged(DataError):
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file as it was when listed. `size` in bytes, `mtime_ns` in nanoseconds since the epoch."""
+    """One file as it was when listed.
+
+    Attributes:
+        path: local path, or URI, for messages.
+        size: bytes.
+        mtime_ns: nanoseconds since the epoch; for a file of a store a number made of its version.
+        source: where its bytes are, None for a local file.
+        spans: how they are read ahead and kept, None to stream them.
+        whole: read from a complete local copy, where one can be had: for formats that read from the start.
+    """
 
     path: str
     size: int
     mtime_ns: int
+    source: Source | None = None
+    spans: Spans | None = None
+    whole: bool = False
 
-    def open(self) -> Any:
+    @property
+    def version(self) -> str:
+        """What tells this version of a file of a store from any other, "" where the store has nothing of the kind."""
+        return self.source.version if self.source is not None else ""
+
+    def open(self, ranges: Sequence[tuple[int, int]] = ()) -> Any:
         """The file as a `pa.NativeFile` for random access; the caller closes it.
 
         Plain reads, never a memory map: a file cut short under a map would kill the process with SIGBUS.
+
+        Args:
+            ranges: (start, length) of the reads to come, which a store is then asked for all at once.
 
         Raises:
             FileChanged: it is not the file that was listed.
             DataError: it cannot be opened.
         """
+        if self.source is not None:
+            copy = self.spans.local(self) if self.whole and self.spans is not None else None
+            return pa.OSFile(copy, "rb") if copy else pa.PythonFile(_RangeFile(self, ranges), mode="r")
         try:
             file = pa.OSFile(self.path, "rb")
             now = os.fstat(file.fileno())
@@ -63,19 +96,38 @@ class StoredFile:
             )
         return file
 
+    def fetch(self, start: int, length: int) -> Any:
+        """Bytes of a file of a store as a buffer, straight from there; errors as `open`."""
+        assert self.source is not None
+        try:
+            return stores.fetch(self.source, self.path, self.size, start, length)
+        except stores.Changed as changed:
+            raise FileChanged(
+                f"'{self.path}' has changed since the dataset was listed ({changed}); a dataset must not change during "
+                "a run, so restore the file or start a new run"
+            ) from changed
+
     def local(self) -> str:
         """The path of a complete copy of the file on this machine, for libraries that take nothing but paths.
 
-        For a local file that is the file itself. The path may be read, never written, and not kept for longer than the
-        reader that asked for it.
+        For a local file that is the file itself, else one in the node's cache. The path may be read, never written, and
+        not kept for longer than the reader that asked for it.
 
         Raises:
-            FileChanged, DataError: as `open`.
+            FileChanged, DataError: as `open`; DataError too where the cache is off or has no room for a copy.
         """
-        self.open().close()
-        return self.path
+        if self.source is None:
+            self.open().close()
+            return self.path
+        copy = self.spans.local(self) if self.spans is not None else None
+        if copy is None:
+            raise DataError(
+                f"'{self.path}' ({self.size:,} bytes) must be copied to this machine to be read, and the cache is off "
+                "or has no room; set cache_dir to a folder with room, and raise cache_limit_bytes"
+            )
+        return copy
 
-    def beside(self, name: str) -> "StoredFile":
+    def beside(self, name: str) -> StoredFile:
         """The file called `name` (a plain name, no path) in the same folder, as it is now.
 
         Raises:
@@ -83,12 +135,105 @@ class StoredFile:
         """
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             raise DataError(f"'{self.path}' refers to a file named {name[:100]!r}, and a plain file name was expected")
-        return replace(self, path=os.path.join(os.path.dirname(self.path), name)).refreshed()
+        path = os.path.join(os.path.dirname(self.path), name)
+        if self.source is None:
+            return replace(self, path=path).refreshed()
+        key = posixpath.join(posixpath.dirname(self.source.key), name)
+        return replace(self, path=path, source=replace(self.source, key=key)).refreshed()
 
-    def refreshed(self) -> "StoredFile":
-        """The same path with its size and modification time of now."""
-        now = _stat_regular(self.path)
-        return StoredFile(self.path, now.st_size, now.st_mtime_ns)
+    def refreshed(self) -> StoredFile:
+        """The same path with its size and modification time, or version, of now."""
+        if self.source is None:
+            now = _stat_regular(self.path)
+            return StoredFile(self.path, now.st_size, now.st_mtime_ns)
+        store, key = self.source.store, self.source.key
+        size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
+        return replace(self, size=size, mtime_ns=_stamp(version), source=replace(self.source, version=version))
+
+
+class _RangeFile(io.RawIOBase):
+    """A file of a store as a Python file. What was announced comes from `Spans`, the rest as it is asked for.
+
+    Reads that follow each other double a window of look-ahead, up to `_WINDOW_BYTES`; others fetch what they ask for,
+    and `_LEAST_BYTES` at least, since small reads come in company.
+    """
+
+    def __init__(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> None:
+        self._file = file
+        self._ranges = [(start, start + length) for start, length in ranges if length]
+        self._position = 0
+        self._held = (0, memoryview(b""))
+        self._window = _LEAST_BYTES
+        if file.spans is not None and len(self._ranges) > 1:
+            file.spans.announce(file, [(start, stop - start) for start, stop in self._ranges])
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._position
+
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self._file.size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
+        self._position = max(0, base + offset)
+        return self._position
+
+    def read(self, size: int | None = -1) -> Any:
+        left = max(0, self._file.size - self._position)
+        length = left if size is None or size < 0 else min(size, left)
+        if not length:
+            return b""
+        data = self._bytes(self._position, length)
+        self._position += length
+        return data
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        data = self.read(len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def _bytes(self, start: int, length: int) -> Any:
+        stop = start + length
+        held_start, held = self._held
+        if held_start <= start and stop <= held_start + len(held):
+            return held[start - held_start : stop - held_start]
+        for first, last in self._ranges:
+            if first <= start and stop <= last:
+                self._held = (first, memoryview(self._read(first, last - first)))
+                return self._held[1][start - first : stop - first]
+        follows = bool(len(held)) and start == held_start + len(held)
+        if follows or (len(held) and held_start <= start < held_start + len(held)):
+            # Reading on: keep what is at hand, fetch the rest and more.
+            begun = bytes(held[start - held_start :]) if not follows else b""
+            self._window = min(2 * self._window, _WINDOW_BYTES)
+            wanted = max(length - len(begun), self._window)
+            at = start + len(begun)
+            more = self._file.fetch(at, min(wanted, self._file.size - at))
+            data = memoryview(begun + bytes(more) if begun else more)
+        elif length >= _CACHED_BYTES:
+            data = memoryview(self._read(start, length))
+        else:
+            self._window = _LEAST_BYTES
+            data = memoryview(self._file.fetch(start, min(max(length, _LEAST_BYTES), self._file.size - start)))
+        self._held = (start, data)
+        return data[:length]
+
+    def _read(self, start: int, length: int) -> Any:
+        spans = self._file.spans
+        return spans.read(self._file, start, length) if spans is not None else self._file.fetch(start, length)
+
+
+_LEAST_BYTES = 16 << 10
+_WINDOW_BYTES = 4 << 20
+_CACHED_BYTES = 64 << 10  # a read of this size is a run of rows, worth keeping on the node; smaller ones are metadata
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,20 +241,40 @@ class Listing:
     """The files of one dataset, sorted by name; columns, not objects, for there may be a million.
 
     names: n relative POSIX paths below `root`, unique, in code point order; sizes: int64[n] bytes;
-    mtimes: int64[n] nanoseconds.
+    mtimes: int64[n] nanoseconds, or numbers made of versions; sources: what stores know the files by, None where they
+    are local; pin: the commit that the listing is of, where the store has such a thing.
     """
 
     root: str
     names: list[str]
     sizes: npt.NDArray[np.int64]
     mtimes: npt.NDArray[np.int64]
+    sources: list[Source] | None = None
+    pin: str = ""
 
-    def file(self, index: int) -> StoredFile:
-        return StoredFile(os.path.join(self.root, self.names[index]), int(self.sizes[index]), int(self.mtimes[index]))
+    def file(self, index: int, spans: Spans | None = None, *, whole: bool = False) -> StoredFile:
+        size, stamp = int(self.sizes[index]), int(self.mtimes[index])
+        if self.sources is None:
+            return StoredFile(os.path.join(self.root, self.names[index]), size, stamp)
+        path = f"{self.root}/{self.names[index]}"
+        return StoredFile(path, size, stamp, self.sources[index], spans, whole)
 
-    def select(self, keep: list[int]) -> "Listing":
+    def select(self, keep: list[int]) -> Listing:
         """The files at the positions `keep`, ascending."""
-        return Listing(self.root, [self.names[i] for i in keep], self.sizes[keep], self.mtimes[keep])
+        sources = [self.sources[i] for i in keep] if self.sources is not None else None
+        return Listing(self.root, [self.names[i] for i in keep], self.sizes[keep], self.mtimes[keep], sources, self.pin)
+
+    def accept(self, index: int, file: StoredFile) -> None:
+        """Takes the time or version of `file`, whose content is that of the file listed."""
+        self.mtimes[index] = file.mtime_ns
+        if self.sources is not None and file.source is not None:
+            self.sources[index] = file.source
+
+
+def is_remote(path: str) -> bool:
+    """Whether `path` is the URI of a store rather than a place on this machine."""
+    uri = _URI.match(path)
+    return uri is not None and uri[1].lower() != "file"
 
 
 def local_path(path: str) -> str:
@@ -122,10 +287,7 @@ def local_path(path: str) -> str:
     if uri is None:
         return os.path.expanduser(path)
     if uri[1].lower() != "file":
-        raise DataError(
-            f"stores of kind {uri[1].lower()}:// are not supported by this version; '{path}' must be a local file, "
-            "folder, glob or file:// URI, so copy or mount the dataset locally"
-        )
+        raise DataError(f"'{stores.shown(path)}' lies in a store, where a local path was expected; copy it first")
     if uri[2] not in ("", "localhost"):
         raise DataError(f"'{path}' names the host '{uri[2]}', and file:// is local only; write file:///folder/file")
     return unquote(path[uri.end() :])
@@ -139,8 +301,10 @@ def list_files(path: str) -> Listing:
     character out. Links are followed and every real folder is read once, so loops of links end.
 
     Raises:
-        DataError: nothing there, a store of another kind, or a folder or link that cannot be followed.
+        DataError: nothing there, a store that cannot be reached, or a folder or link that cannot be followed.
     """
+    if is_remote(path):
+        return _list_remote(path)
     local = local_path(path)
     try:
         if os.path.isdir(local):
@@ -163,6 +327,30 @@ def list_files(path: str) -> Listing:
     sizes = np.fromiter((found[name][0] for name in names), np.int64, len(names))
     mtimes = np.fromiter((found[name][1] for name in names), np.int64, len(names))
     return Listing(root, names, sizes, mtimes)
+
+
+def _list_remote(uri: str) -> Listing:
+    store, path = stores.store_of(uri)
+    found: Found = stores.attempt(lambda: store.list(path), store, f"the listing of '{stores.shown(uri)}'")
+    if not len(found.names):
+        raise DataError(
+            f"'{stores.shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path"
+        )
+    order = sorted(range(len(found.names)), key=found.names.__getitem__)
+    versions = [found.versions[i] for i in order]
+    return Listing(
+        found.root.rstrip("/"),
+        [found.names[i] for i in order],
+        np.fromiter((found.sizes[i] for i in order), np.int64, len(order)),
+        np.fromiter(map(_stamp, versions), np.int64, len(order)),
+        [Source(store, found.keys[i], version) for i, version in zip(order, versions, strict=True)],
+        found.pin,
+    )
+
+
+def _stamp(version: str) -> int:
+    """A version as a number in the place of a modification time."""
+    return int.from_bytes(hashlib.sha256(version.encode()).digest()[:8], "big") >> 1
 
 
 def _reason(error: OSError) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ..errors import PipelineError
@@ -35,8 +36,10 @@ class Needs:
     optional: frozenset[str] = field(default_factory=frozenset)
 
 
-def columns_needed(dataset: Dataset, operators: Sequence[RowOperator], encode: Any) -> Needs:
-    """Walk through the operators for a dataset.
+def columns_needed(
+    dataset: Dataset, operators: Sequence[RowOperator], encode: Any, index_dir: Path | None = None
+) -> Needs:
+    """Walk through the operators for a dataset; for `index_dir` see `Dataset.columns`.
 
     Columns read before any function of the user's has run must be there. What is read after one may be of its making,
     so it is read where it is there; what is missing then comes to light when the operators are tried, before the run.
@@ -51,7 +54,7 @@ def columns_needed(dataset: Dataset, operators: Sequence[RowOperator], encode: A
         renamed = {encode.field: document}
     else:
         renamed = {}
-    present = dataset.columns()
+    present = dataset.columns(index_dir)
     is_loose = any(kind is not None for kind in present.values())
     encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
     required: dict[str, bool] = {}

@@ -95,6 +95,10 @@ class _JsonLinesReader:
         codec = codec_of(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the bytes that `read` will fetch."""
+        return [] if self._packed is not None else [(group.offset, group.length)]
+
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self._file, JsonLines.name):
             data = read_range(self._file, group.offset, group.length, self._packed)

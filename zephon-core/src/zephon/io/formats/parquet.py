@@ -68,15 +68,41 @@ class _ParquetReader:
 
     def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
-        self._metadata, _ = _footer(file)
+        self._metadata, self.digest = _footer(file)
         with corrupt_data_errors(file, Parquet.name):
             schema = self._metadata.schema.to_arrow_schema()
             check_columns(schema, self._columns, text_column, file.path, strict=False)
         self._physical = physical_columns(self._columns)
 
+    def ranges(self, group: Group) -> list[tuple[int, int]]:
+        """(start, length) of the column chunks that `read` will fetch, neighbours in one."""
+        if self._file.source is None:
+            return []
+        spans = []
+        row_group = self._metadata.row_group(group.offset)
+        for number in range(row_group.num_columns):
+            chunk = row_group.column(number)
+            if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in self._physical):
+                start = chunk.data_page_offset
+                if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+                    start = chunk.dictionary_page_offset
+                stop = start + max(chunk.total_compressed_size, 0)
+                if 0 <= start < stop <= self._file.size:
+                    spans.append((start, stop))
+        merged: list[tuple[int, int]] = []
+        for start, stop in sorted(spans):
+            if merged and start <= merged[-1][1]:
+                merged[-1] = merged[-1][0], max(stop, merged[-1][1])
+            else:
+                merged.append((start, stop))
+        return [(start, stop - start) for start, stop in merged]
+
     def read(self, group: Group) -> pa.Table:
         file = self._file
-        with corrupt_data_errors(file, Parquet.name, f" (row group {group.offset})"), file.open() as handle:
+        with (
+            corrupt_data_errors(file, Parquet.name, f" (row group {group.offset})"),
+            file.open(self.ranges(group)) as handle,
+        ):
             # One thread per call: the engine's own worker threads are the parallelism. No pre-buffering either: on
             # local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
             reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)

@@ -1,0 +1,232 @@
+"""The fault matrix: each fault of a store x each format x each moment of a run.
+
+A run either gives the very stream of an undisturbed run over local copies of the same files, or stops with a sentence
+that names the file. Nothing is kept in memory or on disk here, so that faults meet reads all the time.
+"""
+
+import io
+import itertools
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from io_data import write_shard
+from servers import web
+from store_data import upload
+from support import step_digests
+
+from zephon import Pipeline
+from zephon.errors import DataError
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
+
+FORMATS = ("parquet", "jsonl", "jsonl.gz", "jsonl.zst", "arrow")
+# Formats in which damage shows: Parquet with page checksums, gzip; plain text and bare columns have nothing to tell by.
+CHECKED_FORMATS = ("parquet", "jsonl.gz")
+MOMENTS = ("first read", "middle", "after a resume")
+BATCH = 4
+SHARDS, ROWS = 8, 10
+FAULTS = {
+    "latency": web.slow(0.01),
+    "429": web.answered(429, "TooManyRequests"),
+    "429 and when to come back": web.answered(429, "TooManyRequests", Retry_After="0.05"),
+    "500": web.answered(500),
+    "503 slow down": web.answered(503, "SlowDown"),
+    "connection cut": web.cut,
+    "fewer bytes than asked for": web.short,
+    "fewer bytes than promised": web.long,
+}
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory, s3_session) -> SimpleNamespace:
+    """Eight shards of every format, in a local folder and in the store."""
+    root = tmp_path_factory.mktemp("corpora")
+    words = np.random.default_rng(7).integers(0, 10**6, (SHARDS, ROWS, 12))
+    for fmt, shard in itertools.product(FORMATS, range(SHARDS)):
+        texts = [" ".join(map(str, row)) for row in words[shard].tolist()]
+        path = root / fmt / f"{shard:02}.{fmt}"
+        write_shard(path, texts, group_rows=5)
+        if fmt == "parquet":
+            table = pa.table({"text": texts, "junk": ["x" * 500] * ROWS})
+            pq.write_table(table, path, row_group_size=5, write_page_checksum=True)
+    upload(s3_session, root, "matrix")
+    return SimpleNamespace(local=root, remote="s3://corpus/matrix")
+
+
+def pipeline(path: str, tokenizer) -> Pipeline:
+    source = StaticMixtureWorkSource([Dataset.from_path("d", path)], seed=3, token_estimation=False, chunk_size=16)
+    cache = {"enabled": False, "memory_bytes": 1}
+    options = {"canonical_replicas": 2, "global_batch": BATCH, "prefetch_buffer_size": 1 << 10, "prefetch_batches": 1}
+    return (
+        Pipeline(source)
+        .options(io_options={"cache": cache}, **options)
+        .tokenize(tokenizer_id=str(tokenizer))
+        .pack_flat(max_length=256)
+        .shuffle(buffer_size=4, seed=1)
+        .batch(microbatch_size=2)
+    )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(corpora, tiny_tokenizer):
+    """Digests of eight steps over local files, by format."""
+
+    def digests(fmt: str) -> list[bytes]:
+        made = pipeline(f"{corpora.local}/{fmt}", tiny_tokenizer)
+        try:
+            return step_digests([made], 8, BATCH)
+        finally:
+            made.close()
+
+    return {fmt: digests(fmt) for fmt in FORMATS}
+
+
+@pytest.fixture(autouse=True)
+def _shards_are_opened_all_the_time(monkeypatch):
+    monkeypatch.setattr("zephon.io.reader._MAX_OPEN_SHARDS", 1)
+
+
+class Injected:
+    """`fault` for every third request for data, with a count."""
+
+    def __init__(self, fault: web.Fault, nth: int = 3) -> None:
+        self.count = 0
+        self._lock = threading.Lock()
+
+        def counted(request, response):
+            with self._lock:
+                self.count += 1
+            return fault(request, response)
+
+        self.fault = web.every(nth, counted)
+
+
+def disturbed(corpora, s3, fmt: str, moment: str, tokenizer, fault: web.Fault) -> list[bytes]:
+    """Digests of eight steps from the store, with `fault` from `moment` on."""
+    made = pipeline(f"{corpora.remote}/{fmt}", tokenizer)
+    try:
+        if moment == "first read":
+            s3.server.fault = fault
+            return step_digests([made], 8, BATCH)
+        digests = step_digests([made], 3, BATCH)
+        if moment == "after a resume":
+            state = made.checkpoint()
+            made.close()
+            made = pipeline(f"{corpora.remote}/{fmt}", tokenizer)
+            s3.server.fault = fault
+            made.restore(state)
+        s3.server.fault = fault
+        return digests + step_digests([made], 5, BATCH)
+    finally:
+        made.close()
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", FAULTS)
+def test_faults_that_pass_leave_the_stream_as_it_is(corpora, s3, undisturbed, tiny_tokenizer, name, fmt, moment):
+    injected = Injected(FAULTS[name])
+    assert disturbed(corpora, s3, fmt, moment, tiny_tokenizer, injected.fault) == undisturbed[fmt]
+    assert injected.count > 0
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("fmt", CHECKED_FORMATS)
+def test_bytes_damaged_on_their_way_are_fetched_again(corpora, s3, undisturbed, tiny_tokenizer, fmt, moment):
+    injected = Injected(web.corrupt)
+    if moment == "first read":  # a footer may be damaged and still be one, until it is read a second time
+        try:
+            assert disturbed(corpora, s3, fmt, moment, tiny_tokenizer, injected.fault) == undisturbed[fmt]
+        except DataError as error:
+            assert "s3://corpus/matrix" in str(error)
+    else:
+        assert disturbed(corpora, s3, fmt, moment, tiny_tokenizer, injected.fault) == undisturbed[fmt]
+    assert injected.count > 0
+
+
+LASTING = {
+    "credentials expired": (web.answered(403, "ExpiredToken"), "renew the credentials"),
+    "object missing": (web.answered(404, "NoSuchKey"), "is gone"),
+    "never well again": (web.answered(500), r"in \d+ tries over"),
+    "throttled for ever": (web.answered(503, "SlowDown"), r"in \d+ tries over"),
+    "always cut": (web.cut, r"in \d+ tries over"),
+    "always short": (web.short, r"in \d+ tries over"),
+}
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", LASTING)
+def test_faults_that_last_stop_the_run_with_a_sentence(corpora, s3, tiny_tokenizer, monkeypatch, name, fmt, moment):
+    monkeypatch.setattr("zephon.io.stores.base.DEADLINE_SECONDS", 0.3)
+    fault, expected = LASTING[name]
+    with pytest.raises(DataError, match=expected) as caught:
+        disturbed(corpora, s3, fmt, moment, tiny_tokenizer, web.on(lambda request: request.is_data, fault))
+    assert "s3://corpus/matrix" in str(caught.value)
+    s3.server.fault = None
+
+
+@pytest.mark.usefixtures("impatient")
+def test_credentials_that_are_renewed_in_time_let_the_run_go_on(corpora, s3, undisturbed, tiny_tokenizer, monkeypatch):
+    refused = []
+
+    def only_new(request, response):
+        if "old-key" in request.headers.get("Authorization", ""):
+            refused.append(request.path)
+            monkeypatch.setenv("AWS_ACCESS_KEY_ID", "new-key")
+            return web.answered(400, "ExpiredToken")(request, response)
+        return response
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "old-key")
+    monkeypatch.setattr("zephon.io.stores._stores", {})
+    assert disturbed(corpora, s3, "parquet", "middle", tiny_tokenizer, only_new) == undisturbed["parquet"]
+    assert refused
+
+
+@pytest.mark.parametrize("change", ["other bytes", "longer", "fewer rows", "gone"])
+def test_an_object_changed_under_the_run_is_named(corpora, s3, tiny_tokenizer, tmp_path, change):
+    original = (corpora.local / "parquet" / "00.parquet").read_bytes()
+    table = pq.read_table(io.BytesIO(original))
+    for shard in range(8):
+        s3.put(f"changing/{shard}.parquet", original)
+    made = pipeline("s3://corpus/changing", tiny_tokenizer)
+    next(iter(made))
+    sink = io.BytesIO()
+    # All of them, for one that is behind the run already need not be noticed.
+    if change == "other bytes":
+        pq.write_table(table.set_column(0, "text", pa.array(["other"] * ROWS)), sink, row_group_size=5)
+    elif change == "longer":
+        pq.write_table(pa.concat_tables([table, table]), sink, row_group_size=5)
+    elif change == "fewer rows":
+        pq.write_table(table.slice(0, 5), sink, row_group_size=5)
+    for shard in range(8):
+        if change == "gone":
+            s3.delete(f"changing/{shard}.parquet")
+        else:
+            s3.put(f"changing/{shard}.parquet", sink.getvalue())
+    with pytest.raises(DataError, match=r"'s3://corpus/changing/\d.parquet'.*(has changed|is gone)"):
+        for _ in range(50):
+            next(iter(made))
+    made.close()
+
+
+def test_an_object_uploaded_again_as_it_was_is_still_the_object(corpora, s3, undisturbed, tiny_tokenizer, monkeypatch):
+    made = pipeline(f"{corpora.remote}/arrow", tiny_tokenizer)
+    digests = step_digests([made], 3, BATCH)
+    for shard in range(SHARDS):  # in parts, which gives it another ETag
+        key, body = f"matrix/arrow/{shard:02}.arrow", (corpora.local / "arrow" / f"{shard:02}.arrow").read_bytes()
+        upload_id = s3.client.create_multipart_upload(Bucket="corpus", Key=key)["UploadId"]
+        where = {"Bucket": "corpus", "Key": key, "UploadId": upload_id}
+        part = s3.client.upload_part(**where, PartNumber=1, Body=body)
+        s3.client.complete_multipart_upload(
+            **where, MultipartUpload={"Parts": [{"PartNumber": 1, "ETag": part["ETag"]}]}
+        )
+    assert digests + step_digests([made], 5, BATCH) == undisturbed["arrow"]
+    made.close()

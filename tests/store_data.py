@@ -1,0 +1,48 @@
+"""Stores with small datasets in them, for the tests of stores."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+
+from servers.s3 import moto_server, proxy
+
+__all__ = ["s3_environment", "s3_store", "upload"]
+
+
+@contextmanager
+def s3_store() -> Iterator[SimpleNamespace]:
+    """A bucket "corpus" in moto; `.server` is the proxy to go through, `.put(key, bytes)` goes past it."""
+    with moto_server() as upstream, proxy(upstream) as server:
+        import boto3
+
+        client = boto3.client(
+            "s3", endpoint_url=f"http://{upstream}", region_name="us-east-1",
+            aws_access_key_id="test", aws_secret_access_key="test",
+        )  # fmt: skip
+        client.create_bucket(Bucket="corpus")
+        yield SimpleNamespace(
+            server=server,
+            client=client,
+            put=lambda key, body: client.put_object(Bucket="corpus", Key=key, Body=body),
+            delete=lambda key: client.delete_object(Bucket="corpus", Key=key),
+            environment=s3_environment(server.url),
+        )
+
+
+def s3_environment(url: str) -> dict[str, str]:
+    """What the AWS clients take from the environment."""
+    return {
+        "AWS_ENDPOINT_URL": url,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def upload(store: SimpleNamespace, folder: Path, prefix: str) -> None:
+    """Every file below `folder` as an object below `prefix`."""
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            store.put(f"{prefix}/{path.relative_to(folder).as_posix()}", path.read_bytes())
