@@ -177,6 +177,10 @@ class Megatron:
             origin = self.folder / source / "model" / part / copied
             if origin.is_dir():
                 shutil.copytree(origin, models / part / copied)
+        account = self.folder / source / "model" / "dataloader" / "zephon-data.json"
+        if account.is_file():
+            (models / "dataloader").mkdir(exist_ok=True)
+            shutil.copy(account, models / "dataloader")
         (models / "latest_checkpointed_iteration.txt").write_text(str(iteration))
         return models / "dataloader" / copied / "mp_rank_00"
 

@@ -87,6 +87,9 @@ def test_a_run_goes_on_in_every_parallelism(megatron, uninterrupted, name, ranks
         run = megatron.run("virtual-again", ranks, *more, save=None)
         assert_as_uninterrupted(megatron, uninterrupted, "virtual-again", run, 5)
         assert "virtual pipeline stages save no state of the data" in run.log
+        refused = megatron.run("virtual-again", ranks, *more, "--zephon-seed=7", save=None)
+        assert refused.codes == [1, 1]
+        assert "this run has read other data so far" in refused.log and "seed: was 5, is 7" in refused.log
 
 
 def test_legacy_checkpoints_do_as_well(megatron, uninterrupted):

@@ -3,6 +3,7 @@
 import argparse
 import copy
 import json
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -30,6 +31,7 @@ from megatron.training.arguments import add_megatron_arguments
 from megatron_zephon import metrics
 from megatron_zephon.batches import BatchForm
 from megatron_zephon.checks import check_options, check_tokenizer, eval_topology, read_recipe, train_topology
+from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
 from megatron_zephon.loaders import EvalLoader, TrainLoader
 from megatron_zephon.options import add_options, defaults_for
 from megatron_zephon.states import FORMAT, find_state, prune_states
@@ -543,7 +545,8 @@ class TestMetrics:
                     seen[name] = total.item() / total_loss_dict["advanced iterations"]
 
         options = SimpleNamespace(log_interval=2, tensorboard_log_interval=2)
-        monkeypatch.setattr(metrics, "gathered_metrics", lambda: dict(values))
+        monkeypatch.setattr(metrics, "gathered_metrics", lambda reader: dict(values))
+        monkeypatch.setattr(metrics, "_any_rank_writes", lambda here: here)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
         monkeypatch.setattr(megatron.training, "get_args", lambda: options)
         monkeypatch.setattr(megatron.training, "get_tensorboard_writer", Writer)
@@ -554,6 +557,50 @@ class TestMetrics:
         assert seen == {"zephon/cursor": 24.0, "zephon/tokens/a": 7.0}
         assert written == {(name, 2): value for name, value in values.items()} and logged == {2: values}
         assert set(totals) == {"advanced iterations"}  # nothing of ours stays in Megatron's totals
+
+
+class TestAccount:
+    def test_of_the_data_tells_where_counting_would_give_others(self, tmp_path):
+        first, second = Entry(0, {"seed": 5, "mixture": 1}, False), Entry(64, {"seed": 5, "mixture": 2}, True)
+        write_history(tmp_path / "states", with_entry([first], second))
+        entries = read_history([tmp_path / "none", tmp_path / "states"])
+        assert entries == [first, second]
+        assert check_count(entries[:1], first.fingerprint, ()) == []
+        with pytest.raises(CheckpointError, match=r"changed at record 64 \(mixture\)"):
+            check_count(entries, second.fingerprint, ())
+        with pytest.raises(CheckpointError, match=r"this run has read other data so far[\s\S]*seed: was 5, is 7"):
+            check_count([first], {"seed": 7, "mixture": 1}, ())
+        assert check_count([first], {"seed": 7, "mixture": 1}, ("seed",)) == ["seed: was 5, is 7"]
+        counted = Entry(64, {"seed": 7, "mixture": 1}, False)  # accepted while counting: it counts again
+        assert check_count([first, counted], counted.fingerprint, ()) == []
+        # A run that goes on from an earlier place forgets what came after it.
+        assert with_entry(entries, Entry(8, {"seed": 6}, False)) == [first, Entry(8, {"seed": 6}, False)]
+        assert with_entry([first], Entry(8, dict(first.fingerprint), True)) == [first]
+
+    @pytest.mark.parametrize("content", ["", "[", "{}", '[{"consumed": 1}]', "[[[" * 9000, '[{"consumed": -1}]', "[1]"])
+    def test_that_is_damaged_is_refused(self, tmp_path, content):
+        (tmp_path / "zephon-data.json").write_text(content)
+        if content == "{}":
+            assert read_history([tmp_path]) == []
+            return
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read_history([tmp_path])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["pretrain_gpt_zephon", "cpu_train"])
+def test_the_launchers_print_their_help_and_refuse_recipes_that_are_not_there(launcher):
+    def run(*args):
+        command = [sys.executable, "-m", f"megatron_zephon.{launcher}", *args]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+
+    shown = run("--help")
+    assert shown.returncode == 0, shown.stderr
+    assert "zephon:" in shown.stdout and "--zephon-data-config" in shown.stdout
+    refused = run("--zephon-data-config=nowhere.toml")
+    assert refused.returncode == 1
+    assert "error: --zephon-data-config: nowhere.toml: there is no such file" in refused.stderr
+    assert "Traceback" not in refused.stderr
 
 
 def test_the_cpu_launcher_is_never_imported_on_its_own():

@@ -92,6 +92,15 @@ def check_options(args: Namespace) -> None:
             "which takes one recipe as well.",
         ),
         (
+            args.full_validation and args.zephon_test_data_config,
+            "--full-validation does not work together with test data in this version of Megatron; leave out "
+            "--zephon-test-data-config.",
+        ),
+        (
+            packed and getattr(args, "overlap_moe_expert_parallel_comm", False),
+            f"--overlap-moe-expert-parallel-comm would let tokens see other documents with {packed}; leave out one.",
+        ),
+        (
             args.multiple_validation_sets and not args.full_validation,
             "--multiple-validation-sets works with --full-validation only in this version of Megatron; add it.",
         ),
@@ -106,8 +115,10 @@ def check_options(args: Namespace) -> None:
         ),
         (
             evaluates and not valid,
-            f"evaluation is asked for (--eval-iters {args.eval_iters}) but --zephon-valid-data-config is missing; name "
-            "a recipe, or set --eval-iters 0.",
+            f"evaluation is asked for (--eval-iters {args.eval_iters}"
+            f"{', as --zephon-test-data-config is given' if args.zephon_test_data_config else ''}), which Megatron "
+            "does during training too, but --zephon-valid-data-config is missing; name a recipe, or set --eval-iters "
+            "0.",
         ),
         (
             args.dataloader_save and not args.save,
@@ -252,7 +263,7 @@ def check_tokenizer(args: Namespace, megatron_tokenizer: Any) -> Tokenizer:
         raise TokenizerError(
             f"the tokenizer in {path!r} has ids up to {ours.vocab_size - 1}, the model has a vocabulary of {rows}"
             f"{' (with its padding)' if padded is not None else ''}; use the tokenizer that belongs to the model, or "
-            f"set --vocab-size {ours.vocab_size}."
+            f"set {'--padded-vocab-size' if padded is not None else '--vocab-size'} to {ours.vocab_size} at least."
         )
     if args.tokenizer_type == "NullTokenizer":
         return ours  # it knows no tokens, only how many there are

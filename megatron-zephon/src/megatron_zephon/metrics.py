@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -26,32 +27,37 @@ __all__ = ["gathered_metrics", "install", "watch"]
 _IN_LINE = ("zephon/data_wait(s)", "zephon/padding(%)", "zephon/cursor", "zephon/tokens/")
 _loader: TrainLoader | None = None
 _sources: list[str] = []
-_logged = Progress()
+_since: dict[str, Progress] = {}
+"""What had been done when metrics were last gathered, for the log line and for the writers."""
 
 
 def watch(loader: TrainLoader | None, sources: Sequence[str]) -> None:
     """Tell of this rank's training loader; None on a rank, or for a virtual stage, that has none."""
-    global _loader, _sources, _logged
+    global _loader, _sources
     _sources = list(sources)
     if loader is not None and loader.saves:
-        _loader, _logged = loader, Progress()
+        _loader = loader
+        _since.clear()
 
 
-def gathered_metrics() -> dict[str, float]:
-    """Metrics of all ranks since this was last called, see `zephon.progress.loader_metrics`. All ranks must call it."""
-    global _logged
+def gathered_metrics(reader: str) -> dict[str, float]:
+    """Metrics of all ranks since this was last called for `reader`; all ranks must call it.
+
+    See `zephon.progress.loader_metrics`.
+    """
+    logged = _since.get(reader, Progress())
     known = torch.zeros(5 + 4 * len(_sources), dtype=torch.float64)
     if _loader is not None:
         now, mixture = replace(_loader.progress), _loader.mixture()
         known[:4] = torch.tensor(
             [
-                now.batches - _logged.batches,
-                now.wait - _logged.wait,
-                now.places - _logged.places,
-                now.padding - _logged.padding,
+                now.batches - logged.batches,
+                now.wait - logged.wait,
+                now.places - logged.places,
+                now.padding - logged.padding,
             ]
         )
-        _logged = now
+        _since[reader] = now
         known[4] = _loader.cursor
         used = np.broadcast_to(now.tokens, len(mixture))
         for i, part in enumerate(mixture.values()):
@@ -77,6 +83,14 @@ def gathered_metrics() -> dict[str, float]:
     )
 
 
+@cache
+def _any_rank_writes(here: bool) -> bool:
+    """Whether some rank has a writer of TensorBoard or Weights & Biases; asked once, of all ranks at a time."""
+    flag = torch.tensor([int(here)], device=torch.cuda.current_device())
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag.item())
+
+
 def install() -> None:
     """Have Megatron's training loop log the metrics, in this process."""
     from megatron.training import training
@@ -97,19 +111,18 @@ def _with_zephon(stock: Callable[..., Any]) -> Callable[..., Any]:
         iteration, totals = given["iteration"], given["total_loss_dict"]
         options = get_args()
         in_line = iteration % options.log_interval == 0 or given["is_first_iteration"]
-        written = iteration % options.tensorboard_log_interval == 0
-        if not (in_line or written):
-            return stock(*args, **kwargs)
-        metrics = gathered_metrics()
+        writer, wandb = get_tensorboard_writer(), get_wandb_writer()
+        written = iteration % options.tensorboard_log_interval == 0 and _any_rank_writes(bool(writer or wandb))
         if written:
-            writer, wandb = get_tensorboard_writer(), get_wandb_writer()
+            metrics = gathered_metrics("writers")
             for name, value in metrics.items() if writer else ():
                 writer.add_scalar(name, value, iteration)
             if wandb:
                 wandb.log(metrics, iteration)
         # Megatron prints, for each total, its mean over the iterations that made progress.
         progress = totals.get("advanced iterations", 0) + (not given["skipped_iter"])
-        shown = {name: value for name, value in metrics.items() if name.startswith(_IN_LINE)} if in_line else {}
+        metrics = gathered_metrics("line") if in_line else {}
+        shown = {name: value for name, value in metrics.items() if name.startswith(_IN_LINE)}
         device = torch.cuda.current_device()
         totals.update({name: torch.tensor([value * max(1, progress)], device=device) for name, value in shown.items()})
         try:

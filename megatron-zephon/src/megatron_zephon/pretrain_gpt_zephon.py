@@ -23,7 +23,10 @@ from megatron.training.arguments import (  # noqa: E402
     parse_args,
 )
 
+from zephon import RecipeError  # noqa: E402
+
 from . import metrics  # noqa: E402
+from .checks import read_recipe  # noqa: E402
 from .options import add_options, defaults_for  # noqa: E402
 from .provider import zephon_train_valid_test_datasets_provider  # noqa: E402
 from .training import forward_step  # noqa: E402
@@ -49,9 +52,22 @@ def parse() -> Namespace:
     return parse_and_validate_args(extra_args_provider=add_options, args_defaults=defaults)
 
 
+def _check_recipes(given: Namespace) -> None:
+    """End with one sentence where a recipe cannot be read."""
+    paths = [given.zephon_data_config, *(given.zephon_valid_data_config or ()), given.zephon_test_data_config]
+    try:
+        for path in paths:
+            if path:
+                read_recipe(path, given)
+    except RecipeError as error:
+        raise SystemExit(f"error: {error}") from None
+
+
 def main() -> None:
     """Run Megatron's pretrain() with Zephon's loaders."""
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=time.time())
+    # Before Megatron reads the command line for itself, which knows nothing of these options, and builds a model.
+    _check_recipes(parse_args(add_options))
     run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     args = parse()
     metrics.install()

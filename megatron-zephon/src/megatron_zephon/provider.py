@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import shlex
+import tempfile
 import time
 from argparse import Namespace
 from collections.abc import Callable, Mapping
@@ -28,6 +30,7 @@ from zephon.topology import Topology
 from . import metrics
 from .batches import BatchForm
 from .checks import check_options, check_tokenizer, eval_topology, read_recipe, tokenizer_path, train_topology
+from .history import Entry, check_count, read_history, with_entry, write_history
 from .loaders import EvalLoader, TrainLoader
 from .options import STATE_FOLDER
 from .states import FORMAT, find_state, prune_states
@@ -124,6 +127,14 @@ def _checked(args: Namespace, rank: _Rank) -> tuple[DataRecipe, Topology, Tokeni
             f"--eod-mask-loss needs a token that ends documents, and the tokenizer in {tokenizer_path(args)!r} has "
             "none; leave the option out."
         )
+    args.zephon_data_folder = args.dataloader_save
+    for option, folder in (
+        ("--dataloader-save", args.dataloader_save),
+        ("--zephon-ledger", args.zephon_ledger),
+        ("--zephon-flush-index", args.zephon_flush_index),
+    ):
+        if folder:
+            _check_writable(option, folder)
     if args.virtual_pipeline_model_parallel_size is not None and args.dataloader_save:
         # Its save_checkpoint takes one loader, not a list.
         print_rank_0(
@@ -132,6 +143,18 @@ def _checked(args: Namespace, rank: _Rank) -> tuple[DataRecipe, Topology, Tokeni
         )
         args.dataloader_save = None
     return recipe, topology, tokenizer
+
+
+def _check_writable(option: str, folder: str) -> None:
+    """Refuse a folder that cannot be written to, which would come to light after hours."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise PipelineError(
+            f"{option} {folder!r} cannot be written to: {error.strerror or error}; name another folder, or make room."
+        ) from None
 
 
 def _train_pipeline(args: Namespace, rank: _Rank, recipe: DataRecipe, topology: Topology) -> Pipeline:
@@ -160,9 +183,12 @@ def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     --finetune. Every rank takes part; `pipeline` is None where there is none."""
     consumed = args.consumed_train_samples
     if not consumed:
+        _keep_account(args, pipeline, [], by_state=False)
         return ""
     by_state = args.virtual_pipeline_model_parallel_size is None and not args.zephon_seek
     states = _on_first_rank(lambda: _find(args, pipeline)) if by_state else None
+    history = _on_first_rank(lambda: read_history(_state_folders(args)))
+    history = [entry for entry in history if entry.consumed <= consumed]
     first = states[0] if states else None
     saved = first and first["rounds"] * first["lanes_total"]
     here = first is not None and saved == consumed and not first["extra"]
@@ -173,9 +199,12 @@ def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         if states:
             _restore(args, pipeline, states)
         if not here:
+            for difference in check_count(history, pipeline.fingerprint(), _allowed(args)):
+                _log.warning("the data differ from those read so far, as --zephon-allow-changes says: %s", difference)
             pipeline.seek(sequence_number=consumed)
 
     _together(go)
+    _keep_account(args, pipeline, history, by_state=here)
     if here:
         return f"the data go on from their saved state, at record {consumed}."
     why = (
@@ -189,10 +218,32 @@ def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     return f"{why}; the data go on by the number of consumed samples, {consumed}."
 
 
+def _keep_account(args: Namespace, pipeline: Pipeline | None, history: list[Entry], *, by_state: bool) -> None:
+    """Have rank 0 write which data the run reads from here on."""
+
+    def write() -> None:
+        if args.zephon_data_folder and pipeline is not None:
+            now = Entry(args.consumed_train_samples, pipeline.fingerprint(), by_state)
+            write_history(args.zephon_data_folder, with_entry(history, now))
+
+    _on_first_rank(write)
+
+
+def _allowed(args: Namespace) -> list[str]:
+    return [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
+
+
+def _state_folders(args: Namespace) -> list[Path]:
+    """Where the states of the run that goes on may lie."""
+    folders = [args.dataloader_load]
+    if not args.dataloader_load:
+        folders = [args.load and str(Path(args.load) / STATE_FOLDER), args.load, args.zephon_data_folder]
+    return [Path(folder) for folder in dict.fromkeys(folders) if folder]
+
+
 def _restore(args: Namespace, pipeline: Pipeline, states: list[Mapping[str, Any]]) -> None:
-    allowed = [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
     try:
-        pipeline.restore(states, allow_changes=allowed)
+        pipeline.restore(states, allow_changes=_allowed(args))
     except CheckpointError as error:
         text, _, names = str(error).partition("\nTo accept this on purpose, pass allow_changes=")
         flag = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
@@ -204,11 +255,8 @@ def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]
     assert pipeline is not None  # global rank 0 trains
     # --override-ckpt-iteration gives a model another number than that of the iteration it was saved at.
     loaded = get_loaded_iteration() if getattr(args, "override_ckpt_iteration", None) is not None else None
-    folders = [args.dataloader_load]
-    if not args.dataloader_load:
-        folders = [args.load and str(Path(args.load) / STATE_FOLDER), args.load, args.dataloader_save]
     return find_state(
-        [Path(folder) for folder in dict.fromkeys(folders) if folder],
+        _state_folders(args),
         iteration=args.iteration if loaded is None else loaded,
         consumed=args.consumed_train_samples,
         fingerprint={name: value for name, value in pipeline.fingerprint().items() if name != "tokens_per_row"},

@@ -83,7 +83,7 @@ class Saved:
             raise CheckpointError(f"{path} holds the state of another data loader") from None
         except Exception:  # whatever torch raises for a file that is cut short or no state at all
             raise CheckpointError(f"{path} is damaged or cut short") from None
-        if format_of != FORMAT:
+        if not isinstance(format_of, int) or format_of != FORMAT:
             raise CheckpointError(f"{path} has format {format_of!r}, this version reads {FORMAT}")
         try:
             run = RunState.from_dict(saved["zephon"])
@@ -92,6 +92,8 @@ class Saved:
         numbers = {name: saved.get(key) for name, key in _NUMBERS.items()}
         if not all(isinstance(number, int) for number in numbers.values()):
             raise CheckpointError(f"{path} is damaged: it says {numbers}")
+        if numbers["cursor"] != run.rounds * run.lanes_total + run.extra * run.dp_degree:
+            raise CheckpointError(f"{path} is damaged: its cursor {numbers['cursor']} is not that of its lanes")
         return Saved(path=path, **numbers, state=saved["zephon"], run=run)
 
     @property
