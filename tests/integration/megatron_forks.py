@@ -3,6 +3,7 @@
 As a program it reads one order (JSON) per line and answers with one line; every order is a fresh set of forked ranks.
 """
 
+import contextlib
 import json
 import multiprocessing
 import os
@@ -192,6 +193,7 @@ class Megatron:
 
 
 def _rank(order, rank: int, port: int, program, flags) -> None:
+    os.setpgid(0, 0)  # with the processes that it starts, which outlive it
     log = os.open(f"{order['folder']}/{rank}.log", os.O_WRONLY | os.O_CREAT, 0o644)
     for stream in (1, 2):
         os.dup2(log, stream)
@@ -303,6 +305,9 @@ def _serve() -> None:
             for rank, pid in enumerate(pids):
                 if kill and rank not in codes:
                     os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         answers.write(json.dumps([codes[rank] for rank in range(len(pids))]) + "\n")
         answers.flush()
 
