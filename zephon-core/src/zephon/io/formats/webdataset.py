@@ -382,7 +382,7 @@ def _value(source: _Archive, sample: _Sample, name: str, file: StoredFile, row: 
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(
+        raise Damaged(
             f"'{file.path}' row {row} (sample '{sample.key}') has no valid JSON in '{extension}' "
             f"({str(error)[:100]}); repair or drop that sample"
         ) from error
