@@ -1,8 +1,8 @@
 """Damage: rows, groups and shards that are there but cannot be read, told apart from everything else that can fail.
 
-What is damaged is so on every machine and after every restart, so leaving it out leaves a stream that is still a function
-of the data alone. A store that does not answer, a disk that fails, a file that was changed are no damage: skipping
-those would make the stream depend on the moment.
+What is damaged is so on every machine and after every restart, so leaving it out leaves a stream that is still a
+function of the data alone. A store that does not answer, a disk that fails, a file that was changed are no damage:
+skipping those would make the stream depend on the moment.
 
 A group of which rows are damaged comes as a table with one column more, `FAULT`, null for sound rows. It passes through
 `take` and `concat` like any column; `split_damaged` takes it off again.
@@ -15,11 +15,20 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-
 from zephon._arrow import int64_array
 from zephon.errors import DataError
 
-__all__ = ["FAULT", "Damaged", "Lost", "LostShard", "is_damage", "lost_table", "rescued", "shown_value", "split_damaged"]
+__all__ = [
+    "FAULT",
+    "Damaged",
+    "Lost",
+    "LostShard",
+    "is_damage",
+    "lost_table",
+    "rescued",
+    "shown_value",
+    "split_damaged",
+]
 
 FAULT = "\0fault"
 """The column that says which rows of a table are damaged, and how."""

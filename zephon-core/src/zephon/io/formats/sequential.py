@@ -11,7 +11,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from zephon.errors import DataError
+from zephon.errors import DataError, ZephonError
+from zephon.io.damage import is_damage
 from zephon.io.storage import StoredFile
 
 __all__ = ["CODECS", "SequentialBytes", "codec_of", "open_stream", "read_range"]
@@ -60,10 +61,13 @@ class SequentialBytes:
         self._file, self._codec = file, codec
         self._lock = threading.Lock()
         self._cursors: list[_Cursor] = []  # least recently used first
+        self._broken: tuple[int, str] | None = None  # from where on nothing can be decompressed, and why
 
     def read(self, offset: int, length: int) -> pa.Buffer:
         """`length` uncompressed bytes from `offset`, fewer where the file ends."""
         with self._lock:
+            if self._broken is not None and offset >= self._broken[0]:
+                raise ValueError(self._broken[1])
             for cursor in self._cursors:
                 kept = cursor.take_kept(offset, length)
                 if kept is not None:
@@ -78,14 +82,18 @@ class SequentialBytes:
                 cursor = _Cursor(self._file, self._codec)
             try:
                 data = cursor.read(offset, length)
-            except BaseException:
+            except BaseException as error:
                 cursor.close()
+                if isinstance(error, Exception) and not isinstance(error, ZephonError) and is_damage(error):
+                    # Else every later read would decompress the file up to here again.
+                    self._broken = offset, str(error)
                 raise
             self._cursors.append(cursor)
             return data
 
     def close(self) -> None:
         with self._lock:
+            self._broken = None
             while self._cursors:
                 self._cursors.pop().close()
 

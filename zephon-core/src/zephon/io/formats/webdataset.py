@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from zephon.errors import DataError
 from zephon.io.columns import missing_column, physical_columns, sound_table, template_of
+from zephon.io.damage import Damaged
 from zephon.io.formats import base
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
 from zephon.io.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream
