@@ -137,8 +137,8 @@ class Dataset:
             except Damaged as error:
                 if not skips:
                     raise
-                if error.rest is not None:
-                    rest: dict[str, str | None] = error.rest()
+                rest: dict[str, str | None] = error.rest() if error.rest is not None else {}
+                if rest:
                     return rest
                 first = first or error
         raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
