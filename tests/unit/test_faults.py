@@ -16,6 +16,7 @@ from zephon.errors import RecipeError
 from zephon.faults import FaultReport, RowFault, read_report
 from zephon.io import Dataset, DecodeCache
 from zephon.io.damage import CONTENT_LIMIT, Damaged, is_damage, split_damaged
+from zephon.ops import Stateful
 from zephon.work import StaticMixtureWorkSource
 
 
@@ -145,6 +146,35 @@ class TestRows:
         table, _, bad = split_damaged(opened(path).take(np.arange(2)))
         assert table["text"].to_pylist() == ["good"]
         assert bad[0][1].content.startswith("text: \\xff") and len(bad[0][1].content) <= CONTENT_LIMIT
+
+    def test_lost_rows_do_not_reach_operators_or_a_stateful_transform(self, tiny_tokenizer, tmp_path):
+        (tmp_path / "a.jsonl").write_bytes(lines(60, bad=[0, 7, 8, 9, 59]))
+        source = StaticMixtureWorkSource(
+            [Dataset.from_path("web", tmp_path)], chunk_size=20, repeat=False, shuffle_block_size="none"
+        )
+        numbers = []
+
+        class Noted(Stateful):
+            def push(self, state, row):
+                numbers.append(row["n"])
+                return {"text": row["text"]}
+
+        options = {"canonical_replicas": 1, "on_error": "skip", "error_budget": 0.3, "check_operators": False}
+        pipeline = (
+            Pipeline(source)
+            .options(io_options={"cache": {"enabled": False}}, runner="inline", **options)
+            .filter("n != 30")
+            .stateful_transform(Noted())
+            .tokenize(tiny_tokenizer)
+            .pack_flat(15)
+            .batch(1, drop_last=False)
+        )
+        pipeline.explain()
+        numbers.clear()
+        list(pipeline)
+        assert sorted(numbers) == [n for n in range(60) if n not in (0, 7, 8, 9, 30, 59)]
+        part = pipeline.mixture()["web"]
+        assert (part.rows, part.failed, part.dropped) == (60, 5, 1)
 
 
 class TestReport:
