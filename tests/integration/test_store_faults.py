@@ -57,10 +57,11 @@ def corpora(tmp_path_factory, s3_session) -> SimpleNamespace:
     return SimpleNamespace(local=root, remote="s3://corpus/matrix")
 
 
-def pipeline(path: str, tokenizer) -> Pipeline:
+def pipeline(path: str, tokenizer, **more) -> Pipeline:
     source = StaticMixtureWorkSource([Dataset.from_path("d", path)], seed=3, token_estimation=False, chunk_size=16)
     cache = {"enabled": False, "memory_bytes": 1}
     options = {"canonical_replicas": 2, "global_batch": BATCH, "prefetch_buffer_size": 1 << 10, "prefetch_batches": 1}
+    options |= more
     return (
         Pipeline(source)
         .options(io_options={"cache": cache}, **options)
@@ -171,6 +172,31 @@ def test_faults_that_last_stop_the_run_with_a_sentence(corpora, s3, tiny_tokeniz
         disturbed(corpora, s3, fmt, moment, tiny_tokenizer, web.on(lambda request: request.is_data, fault))
     assert "s3://corpus/matrix" in str(caught.value)
     s3.server.fault = None
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize("name", LASTING)
+def test_what_a_store_does_not_give_is_not_left_out_as_damaged(corpora, s3, tiny_tokenizer, monkeypatch, name, fmt):
+    monkeypatch.setattr("zephon.io.stores.base.DEADLINE_SECONDS", 0.3)
+    fault, expected = LASTING[name]
+    made = pipeline(f"{corpora.remote}/{fmt}", tiny_tokenizer, on_error="skip", error_budget=1.0)
+    step_digests([made], 1, BATCH)
+    s3.server.fault = web.on(lambda request: request.is_data, fault)
+    with pytest.raises(DataError, match=expected):
+        step_digests([made], 50, BATCH)
+    made.close()
+    s3.server.fault = None
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fmt", CHECKED_FORMATS)
+def test_bytes_damaged_on_their_way_are_not_left_out_either(corpora, s3, undisturbed, tiny_tokenizer, fmt):
+    made = pipeline(f"{corpora.remote}/{fmt}", tiny_tokenizer, on_error="skip", error_budget=1.0)
+    digests = step_digests([made], 1, BATCH)
+    s3.server.fault = Injected(web.corrupt).fault
+    assert digests + step_digests([made], 7, BATCH) == undisturbed[fmt]
+    made.close()
 
 
 @pytest.mark.usefixtures("impatient")

@@ -47,6 +47,8 @@ VALID: dict[str, st.SearchStrategy[Any]] = {
     "oversized": st.sampled_from(["auto", "split", "drop"]),
     "on_error": st.sampled_from(["raise", "skip"]),
     "error_budget": st.floats(0, 1) | st.integers(0, 1),
+    "error_budget_rows": st.integers(0, 1 << 40),
+    "error_report": st.sampled_from(["/reports", "reports"]),
 }
 OWN: dict[str, st.SearchStrategy[Any]] = {
     "filter": name,

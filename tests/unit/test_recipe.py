@@ -123,6 +123,8 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "split_long_documents": False,
         "on_error": "raise",
         "error_budget": 0.01,
+        "error_budget_rows": 0,
+        "error_report": None,
         "special_tokens": "auto",
         "pack_mode": "flat",
         "pack_algorithm": "auto",

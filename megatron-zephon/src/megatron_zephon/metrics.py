@@ -46,7 +46,7 @@ def gathered_metrics(reader: str) -> dict[str, float]:
     See `zephon.progress.loader_metrics`.
     """
     logged = _since.get(reader, Progress())
-    known = torch.zeros(5 + 4 * len(_sources), dtype=torch.float64)
+    known = torch.zeros(5 + 5 * len(_sources), dtype=torch.float64)
     if _loader is not None:
         now, mixture = replace(_loader.progress), _loader.mixture()
         known[:4] = torch.tensor(
@@ -61,24 +61,24 @@ def gathered_metrics(reader: str) -> dict[str, float]:
         known[4] = _loader.cursor
         used = np.broadcast_to(now.tokens, len(mixture))
         for i, part in enumerate(mixture.values()):
-            known[5 + 4 * i : 9 + 4 * i] = torch.tensor([part.target, used[i], part.rows, part.skipped])
+            known[5 + 5 * i : 10 + 5 * i] = torch.tensor([part.target, used[i], part.rows, part.skipped, part.failed])
     # The cursor and the targets are the same on all that know them.
-    same = [4, *range(5, len(known), 4)]
+    same = [4, *range(5, len(known), 5)]
     known = known.to(torch.cuda.current_device())
     largest = known[same].clone()
     dist.all_reduce(known)
     dist.all_reduce(largest, op=dist.ReduceOp.MAX)
     known[same] = largest
     batches, wait, places, padding, cursor, *rest = known.tolist()
-    parts = [rest[4 * i : 4 * i + 4] for i in range(len(_sources))]
+    parts = [rest[5 * i : 5 * i + 5] for i in range(len(_sources))]
     made = sum(part[1] for part in parts)
     return loader_metrics(
         Progress(int(batches), wait, int(places), int(padding)),
         Progress(),
         cursor=int(cursor),
         mixture={
-            name: Mixture(target, tokens / made if made else 0.0, int(tokens), int(rows), int(skipped))
-            for name, (target, tokens, rows, skipped) in zip(_sources, parts, strict=True)
+            name: Mixture(target, tokens / made if made else 0.0, int(tokens), int(rows), int(skipped), 0, int(failed))
+            for name, (target, tokens, rows, skipped, failed) in zip(_sources, parts, strict=True)
         },
     )
 

@@ -109,9 +109,14 @@ class ZephonConfig(BaseDataLoader.Config):
     split_long_documents: bool = False
     """Split documents of more than max_document_tokens rather than cut them off."""
     on_error: str = "raise"
-    """What happens to rows that cannot be used: raise ends the run, skip leaves them out."""
+    """What happens to rows that cannot be used: raise ends the run, skip leaves them out, quarantine keeps them in the
+    report besides."""
     error_budget: float = 0.01
     """Share of the rows of a chunk that may be left out before the run ends all the same."""
+    error_budget_rows: int = 0
+    """Rows of a chunk that may be left out although they are more than that share."""
+    error_report: str | None = None
+    """Folder in which every rank reports the rows that it leaves out; None reports them in the log alone."""
     cache_dir: str | None = None
     """Node-local folder for indexes; None takes zephon in the user's cache folder."""
     cache_limit_bytes: int | str | None = None

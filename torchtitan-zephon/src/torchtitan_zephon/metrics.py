@@ -28,11 +28,13 @@ def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float
     used = np.broadcast_to(now.tokens, len(sources))
     steps = max(1, round((now.batches - since.batches) / loader.batches_per_step))
     wait, places, padding = now.wait - since.wait, now.places - since.places, now.padding - since.padding
-    rows, skipped = [part.rows for part in sources], [part.skipped for part in sources]
+    read = [[part.rows, part.skipped, part.failed] for part in sources]
     # Peers of a data-parallel rank count the same: shares are right as they are, counts are divided.
-    sums, maxima = sums_and_maxima([wait, places, padding, 1.0, *used, *rows, *skipped])
+    sums, maxima = sums_and_maxima(
+        [wait, places, padding, 1.0, *used, *(count for counts in zip(*read, strict=True) for count in counts)]
+    )
     _, places, padding, ranks, *counts = sums.tolist()
-    used, rows, skipped = np.array(counts).reshape(3, -1) * loader.dp_degree / ranks
+    used, rows, skipped, failed = np.array(counts).reshape(4, -1) * loader.dp_degree / ranks
     return progress.loader_metrics(
         Progress(batches=steps, wait=float(maxima[0]), places=round(places), padding=round(padding)),
         Progress(),
@@ -44,6 +46,7 @@ def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float
                 tokens=round(used[i]),
                 rows=round(rows[i]),
                 skipped=round(skipped[i]),
+                failed=round(failed[i]),
             )
             for i, (name, part) in enumerate(mixture.items())
         },

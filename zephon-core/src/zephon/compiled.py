@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -17,8 +18,8 @@ import pyarrow as pa
 
 from .batch import BatchInfo
 from .engine import Engine, Fetcher, Plan, Runner, make_runner
-from .errors import PipelineError
-from .faults import FaultPolicy
+from .errors import DataError, PipelineError
+from .faults import FaultPolicy, RowFault
 from .io import Catalog, DecodeCache, OpenDataset
 from .ops import (
     Batch,
@@ -52,6 +53,8 @@ from .work import Ending, ScheduledMixtureWorkSource, TokenEstimation, WorkSourc
 
 __all__ = ["Compiled", "Operators", "compile_pipeline"]
 
+_log = logging.getLogger("zephon")
+
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
 _SAMPLE_ROWS = 64
@@ -60,6 +63,7 @@ _SAMPLE_ROWS = 64
 REMOTE_FETCHERS = 4
 READAHEAD_BYTES = 256 << 20
 _SAMPLE_BYTES = 256 << 10
+_LOST_TOLD = 10
 _DATASETS_IN_DETAIL = 12  # with more of them a state would outgrow its 4 KB
 
 
@@ -232,9 +236,10 @@ class Compiled:
         self,
         starts: Mapping[int, tuple[LaneStart, int]],
         on_window: Callable[[int, LaneStart], None] | None = None,
+        on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> Engine:
         """A fresh engine with its lanes at `starts`; see `Engine`."""
-        return Engine(self.plan, self.runner(), starts, max(1, self.ready_records // 2), on_window)
+        return Engine(self.plan, self.runner(), starts, max(1, self.ready_records // 2), on_window, on_fault)
 
     def explain_growth(self, name: str, was: Any) -> str | None:
         """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
@@ -280,12 +285,13 @@ def compile_pipeline(
             "rank called it with True."
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
+    faults = options.faults
     cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in names]
     needs = tuple(
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir)
+        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, faults.skips)
         for dataset, chain in zip(source.datasets, chains, strict=True)
     )
     # Most of what either side does is outside the interpreter lock, so they go side by side.
@@ -300,17 +306,19 @@ def compile_pipeline(
                 is_text=need.is_text,
                 optional=need.optional,
                 spans=spans,
+                skips=faults.skips,
             )
             for dataset, need in zip(source.datasets, needs, strict=True)
         )
+        for opened in datasets:
+            _check_lost(opened, faults)
         fetch = Fetcher(datasets, [need.columns for need in needs])
-        samples = [fetch.table(d, _first_rows(dataset)) for d, dataset in enumerate(datasets)]
+        samples = [fetch.sample(d, _SAMPLE_ROWS) for d in range(len(datasets))]
         tokenizer = loading.result()
     encoders, (bos_id, eos_id) = _encoders(operators, needs, tokenizer)
-    faults = FaultPolicy(options.on_error, options.error_budget)
     before, after = _around_stateful(chains)
     locate = _Locator([dataset.catalog for dataset in datasets])
-    whole = DocumentWorker(chains, encoders, names, locate, skips=faults.skips)
+    whole = DocumentWorker(chains, encoders, names, locate, faults)
     findings: tuple[Finding, ...] = ()
     if operators.rows:
         findings = check_operators(whole, names, samples, faults, compare=options.check_operators)
@@ -337,13 +345,13 @@ def compile_pipeline(
     stateful = next((op for op in operators.rows if isinstance(op, StatefulTransform)), None)
     stage = None
     if stateful is not None:
-        stage = StatefulStage(stateful, DocumentWorker(before, encoders, names, locate, skips=faults.skips), names)
+        stage = StatefulStage(stateful, DocumentWorker(before, encoders, names, locate, faults), names)
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
         window_chunks=options.flush_every_k_chunks,
         fetch=fetch,
-        tokenize=DocumentWorker(after, encoders, names, locate, skips=faults.skips),
+        tokenize=DocumentWorker(after, encoders, names, locate, faults),
         fetch_apart="fetch" in workers,
         pack=operators.pack,
         shuffle=operators.shuffle,
@@ -379,6 +387,24 @@ def compile_pipeline(
         needs=needs,
         findings=findings,
     )
+
+
+def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
+    """Refuse a dataset of which more shards are damaged than the budget allows, by the rows that they may have had."""
+    if not dataset.lost:
+        return
+    catalog, lost = dataset.catalog, dataset.lost
+    damaged = sum(shard.size for shard in lost)
+    about = round(catalog.rows * damaged / max(1, int(catalog.shard_sizes.sum()) - damaged))
+    rows = catalog.rows + about
+    if about > faults.allowed(rows):
+        raise DataError(
+            f'dataset "{dataset.name}": {len(lost)} of {catalog.n_shards} shards cannot be read, by their size about '
+            f"{about:,} of {rows:,} rows, and {faults.described(rows)}; repair them or raise the budget; the first: "
+            f"{lost[0].reason}"
+        )
+    for shard in lost[:_LOST_TOLD]:
+        _log.warning('dataset "%s": shard %s is left out: %s', dataset.name, shard.name, shard.reason)
 
 
 def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
@@ -471,10 +497,6 @@ def _around_stateful(
             assert isinstance(stateful, StatefulTransform)
             after.append([*stateful.workers(), *chain[at + 1 :]])
     return before, after
-
-
-def _first_rows(dataset: OpenDataset) -> np.ndarray:
-    return np.arange(min(_SAMPLE_ROWS, dataset.catalog.rows), dtype=np.int64)
 
 
 def _sample_texts(worker: DocumentWorker, samples: Sequence[pa.Table]) -> list[str]:
@@ -669,6 +691,8 @@ def _explain(compiled: Compiled) -> str:
             f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} "
             f"{'tokens' if source.counts_tokens else 'bytes'} per row"
         )
+        if dataset.lost:
+            lines.append(f"    left out as damaged: {len(dataset.lost):,} of the shards, see options(error_report=...)")
     lines += [
         f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "
         f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, "

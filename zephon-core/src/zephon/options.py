@@ -137,6 +137,8 @@ class Options:
     flush_index: str | os.PathLike[str] | None = None
     on_error: str = "raise"
     error_budget: float = 0.01
+    error_budget_rows: int = 0
+    error_report: str | os.PathLike[str] | None = None
     check_operators: bool = True
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
@@ -154,15 +156,24 @@ class Options:
             raise PipelineError("option flush_every_k_chunks is None; a whole number of at least 1 is needed.")
         if made.combine_flag is not None and not callable(made.combine_flag):
             raise PipelineError(f"option combine_flag is {made.combine_flag!r}; a function of one flag is needed.")
-        for name in ("ledger", "flush_index"):
+        for name in ("ledger", "flush_index", "error_report"):
             folder = getattr(made, name)
             if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
                 raise PipelineError(f"option {name} is {folder!r}; the path of a folder is needed.")
         CacheOptions.from_io_options(made.io_options)
-        FaultPolicy(made.on_error, made.error_budget)
+        if made.faults.keeps and made.error_report is None:
+            raise PipelineError(
+                'option on_error is "quarantine", which keeps the rows left out in a report; pass the option '
+                'error_report, a folder, or take "skip".'
+            )
         if not isinstance(made.check_operators, bool):
             raise PipelineError(f"option check_operators is {made.check_operators!r}; True or False is needed.")
         return made
+
+    @property
+    def faults(self) -> FaultPolicy:
+        """What happens to rows that cannot be used."""
+        return FaultPolicy(self.on_error, self.error_budget, self.error_budget_rows)
 
     def ready_records(self, microbatch_size: int, record_bytes: int) -> int:
         """How many finished records may wait for the consumer."""

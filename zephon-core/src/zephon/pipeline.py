@@ -172,6 +172,8 @@ class Pipeline:
             "pack_parallelism": _unless_auto(recipe.pack_parallelism),
             "on_error": recipe.on_error,
             "error_budget": recipe.error_budget,
+            "error_budget_rows": recipe.error_budget_rows,
+            "error_report": recipe.error_report,
             "io_options": {"cache": cache},
             "dp_degree": dp_degree,
             "dp_group_id": dp_group_id,
@@ -220,9 +222,12 @@ class Pipeline:
             A folder in which every rank writes what it consumes; see `zephon.ledger`.
         flush_index
             A folder in which every rank writes where windows begin, for `seek`.
-        on_error, error_budget
-            "raise" ends the run at the first row that cannot be used (a function that raises, a template that fails),
-            "skip" leaves such rows out and counts them, up to that share of the rows of a chunk.
+        on_error, error_budget, error_budget_rows
+            "raise" ends the run at the first row that cannot be used (damaged data, a function that raises, a template
+            that fails), "skip" leaves such rows out and counts them, up to that share or that number of the rows of a
+            chunk, whichever is more; "quarantine" keeps what they hold in the report besides.
+        error_report
+            A folder in which every rank reports the rows that it leaves out; see `zephon.faults`.
         check_operators
             Try the user's own functions before the run, see `zephon.ops.checks`.
 

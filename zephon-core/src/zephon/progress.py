@@ -50,9 +50,11 @@ def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapp
         Share of places that hold no real token.
     zephon/cursor
         Records that all ranks have used since the start of the run.
-    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE, zephon/skipped_rows/SOURCE
-        Tokens used since the process started; their share of all; the share wanted; rows that were null, empty or only
-        white space, those read ahead included.
+    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
+        Tokens used since the process started; their share of all; the share wanted.
+    zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
+        Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
+        are included.
     """
     batches, places = now.batches - since.batches, now.places - since.places
     metrics = {
@@ -65,4 +67,5 @@ def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapp
         metrics[f"zephon/mixture/{name}"] = part.achieved
         metrics[f"zephon/mixture_target/{name}"] = part.target
         metrics[f"zephon/skipped_rows/{name}"] = float(part.skipped)
+        metrics[f"zephon/failed_rows/{name}"] = float(part.failed)
     return metrics

@@ -305,10 +305,15 @@ class DataRecipe:
     """Longer documents are cut off, or split; None is no limit."""
     split_long_documents: bool = _key(Flag(), False, decides_data=True)
     """Split documents of more than max_document_tokens rather than cut them off."""
-    on_error: str = _key(Choice(("raise", "skip")), "raise", decides_data=False)
-    """What happens to rows that cannot be used: the first one ends the run, or they are left out."""
+    on_error: str = _key(Choice(("raise", "skip", "quarantine")), "raise", decides_data=False)
+    """What happens to rows that cannot be used: the first one ends the run, they are left out, or they are left out and
+    kept in the report."""
     error_budget: float = _key(Share(), 0.01, decides_data=False)
     """Share of the rows of a chunk that may be left out before the run ends all the same."""
+    error_budget_rows: int = _key(Integer(0), 0, decides_data=False)
+    """Rows of a chunk that may be left out although they are more than that share."""
+    error_report: Path | None = _key(Location("a folder of this machine", stores=False), None, decides_data=False)
+    """Folder in which every rank reports the rows that it leaves out; None reports them in the log alone."""
     origin: str = field(default="recipe", compare=False, repr=False)
     """The file this came from, or what stands for it in messages; not a key."""
 
@@ -316,8 +321,14 @@ class DataRecipe:
         _check_fields(self, self.origin)
         object.__setattr__(self, "sources", _check_sources(self.sources, self.origin))
         object.__setattr__(self, "schedule", _check_schedule(self.schedule, self.sources, self.origin))
-        if self.cache_dir is not None:
-            object.__setattr__(self, "cache_dir", Path(self.cache_dir))
+        for key in ("cache_dir", "error_report"):
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, Path(getattr(self, key)))
+        if self.on_error == "quarantine" and self.error_report is None:
+            raise RecipeError(
+                f'{self.origin}: on_error is "quarantine", which keeps the rows left out in a report; give the key '
+                'error_report, a folder, or take "skip".'
+            )
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
@@ -352,6 +363,8 @@ class DataRecipe:
             values["cache_dir"] = _resolve(values["cache_dir"], folder)
         if "continue_from" in values:
             values["continue_from"] = _resolve(values["continue_from"], folder)
+        if "error_report" in values:
+            values["error_report"] = _resolve(values["error_report"], folder)
         if "schedule" in values:
             values["schedule"] = _stages(values["schedule"], where)
         values = _with_template_path(values, folder)
@@ -367,7 +380,8 @@ class DataRecipe:
     def to_dict(self) -> dict[str, Any]:
         """Plain data (str, int, float, bool, None, lists, dicts) from which `from_dict` makes an equal recipe."""
         plain = {key: getattr(self, key) for key in _RECIPE_KEYS}
-        plain["cache_dir"] = None if self.cache_dir is None else str(self.cache_dir)
+        for key in ("cache_dir", "error_report"):
+            plain[key] = None if plain[key] is None else str(plain[key])
         plain["sources"] = [{key: getattr(source, key) for key in _SOURCE_KEYS} for source in self.sources]
         plain["schedule"] = [stage.to_dict() for stage in self.schedule]
         return plain

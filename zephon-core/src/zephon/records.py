@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from .faults import RowFault
+from .io.damage import Lost
 
 __all__ = ["Pointer", "RecordBlock", "RowBlock", "RowPart", "TokenBlock", "ragged_take"]
 
@@ -68,6 +69,7 @@ class RowBlock:
         row: int64[n], number of the row within its dataset.
         chunk: index of the chunk within the lane.
         position: int64[n], place of each row within the chunk.
+        lost: (place, why) of the rows that could not be read, which are in no part.
     """
 
     parts: list[RowPart]
@@ -75,6 +77,7 @@ class RowBlock:
     row: np.ndarray
     chunk: int
     position: np.ndarray
+    lost: tuple[tuple[int, Lost], ...] = ()
 
 
 @dataclass(slots=True)

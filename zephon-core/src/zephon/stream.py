@@ -13,6 +13,7 @@ import numpy as np
 from .batch import SampleBatch
 from .compiled import Compiled
 from .engine import Ahead, Totals
+from .faults import FaultReport
 from .flush_index import FlushIndexWriter
 from .ledger import LedgerWriter
 from .mixture_report import mixture_line, mixture_of
@@ -65,7 +66,14 @@ class BatchStream:
         positions = {lane: (start, rounds - start.records_before) for lane, start in starts.items()}
         self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
         self._ledger = LedgerWriter(options.ledger, self._ledger_header()) if options.ledger else None
-        self._engine = compiled.engine(positions, self._windows.write if self._windows else None)
+        self._faults = FaultReport(options.error_report, self._rank_name()) if options.error_report else None
+        if self._faults:
+            for dataset in compiled.datasets:
+                for shard in dataset.lost:
+                    self._faults.add_shard(dataset.name, shard.name, shard.reason)
+        self._engine = compiled.engine(
+            positions, self._windows.write if self._windows else None, self._faults.add if self._faults else None
+        )
         self._ahead = Ahead(self._engine, _BLOCKS_READY) if self._engine.looks_ahead else None
         self._source: Iterator[RecordBlock] = self._ahead or self._engine.rounds()
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
@@ -135,7 +143,7 @@ class BatchStream:
         else:
             self._engine.close()
         self._held.clear()
-        for file in (self._ledger, self._windows):
+        for file in (self._ledger, self._windows, self._faults):
             if file:
                 file.close()
 
@@ -227,6 +235,10 @@ class BatchStream:
             left,
             self.left_records,
         )
+
+    def _rank_name(self) -> str:
+        topology = self._compiled.topology
+        return f"dp{topology.dp_degree}-{topology.dp_group_id}"
 
     def _ledger_header(self) -> dict[str, Any]:
         topology = self._compiled.topology

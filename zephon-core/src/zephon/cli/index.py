@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..errors import DataError, RecipeError
 from ..io import Dataset
+from ..io.damage import LostShard
 from ..options import CacheOptions
 from ..recipe import DataRecipe
 from .console import LiveLine, make_console, print_table
@@ -33,11 +34,12 @@ def index(target: str, *, text_field: str | None, fmt: str | None, cache_dir: Pa
         recipe = DataRecipe.from_toml(target)
         datasets = [Dataset.from_path(s.name, s.path, s.fmt, s.text_field or recipe.text_field) for s in recipe.sources]
         cache_dir = cache_dir or recipe.cache_dir
+        skips = recipe.on_error != "raise"
     else:
-        datasets = [Dataset.from_path(target, target, fmt, text_field)]
+        datasets, skips = [Dataset.from_path(target, target, fmt, text_field)], False
     folder = CacheOptions(dir=cache_dir).index_dir
     assert folder is not None
-    rows = [_scan(dataset, folder, jobs) for dataset in datasets]
+    rows = [_scan(dataset, folder, jobs, skips) for dataset in datasets]
     console = make_console()
     print_table(
         console, ("dataset", "format", "files", "groups", "rows", "text", "column", "time"), rows, right="  rrrr r"
@@ -45,8 +47,9 @@ def index(target: str, *, text_field: str | None, fmt: str | None, cache_dir: Pa
     console.print(f"index: {folder}")
 
 
-def _scan(dataset: Dataset, folder: Path, jobs: int) -> tuple[str, ...]:
-    column, is_text = _documents(dataset)
+def _scan(dataset: Dataset, folder: Path, jobs: int, skips: bool) -> tuple[str, ...]:
+    column, is_text = _documents(dataset, skips)
+    lost: list[LostShard] | None = [] if skips else None
     began = time.monotonic()
     done = (0, 0, 0, 0)
 
@@ -68,7 +71,9 @@ def _scan(dataset: Dataset, folder: Path, jobs: int) -> tuple[str, ...]:
             done = numbers[0], numbers[1], numbers[2], numbers[3]
             live.tick()
 
-        catalog = dataset.scan(column, index_dir=folder, is_text=is_text, threads=jobs, progress=tick)
+        catalog = dataset.scan(column, index_dir=folder, is_text=is_text, threads=jobs, progress=tick, lost=lost)
+    for shard in lost or ():
+        make_console(stderr=True).print(f"left out: {shard.reason}", markup=False, highlight=False)
     return (
         dataset.name,
         catalog.fmt,
@@ -81,9 +86,9 @@ def _scan(dataset: Dataset, folder: Path, jobs: int) -> tuple[str, ...]:
     )
 
 
-def _documents(dataset: Dataset) -> tuple[str, bool]:
+def _documents(dataset: Dataset, skips: bool) -> tuple[str, bool]:
     """The column of the documents, and whether it must be text."""
-    existing = list(dataset.columns())
+    existing = list(dataset.columns(skips=skips))
     column = dataset.text_field
     if column is None:
         column = next((name for name in _USUAL if name in existing), None)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
+from ..faults import RowFault
 from ..records import RecordBlock
 from ..state import LaneStart
 from .lane import LaneStream, Totals
@@ -32,6 +33,7 @@ class Engine:
         starts: where each owned lane begins, and how many records after that to leave out.
         block_records: records to give out at a time, about.
         on_window: told of every window that a lane reaches, from the thread that runs `rounds`.
+        on_fault: told, from there too, of lane, chunk and fault for every row left out as unusable.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Engine:
         starts: Mapping[int, tuple[LaneStart, int]],
         block_records: int,
         on_window: Callable[[int, LaneStart], None] | None = None,
+        on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> None:
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
@@ -48,7 +51,7 @@ class Engine:
         self._rounds = max(1, block_records // plan.topology.width)
         share = plan.lookahead_bytes // plan.topology.width
         self.lanes = {
-            lane: LaneStream(plan, lane, *starts[lane], runner, self.totals, share, on_window)
+            lane: LaneStream(plan, lane, *starts[lane], runner, self.totals, share, on_window, on_fault)
             for lane in plan.topology.owned
         }
 

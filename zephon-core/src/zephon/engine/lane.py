@@ -14,12 +14,13 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ..errors import DataError
-from ..faults import FaultBudget
+from ..faults import FaultBudget, RowFault
 from ..ops import Emitted, Job, Ordered, PackCounts
 from ..records import Pointer, RecordBlock, RowBlock, TokenBlock
 from ..state import LaneStart
@@ -126,6 +127,7 @@ class LaneStream:
         totals: where to count.
         lookahead_bytes: text that this lane may have under way or ready.
         on_window: told of every window that the lane reaches.
+        on_fault: told of lane, chunk and fault for every row left out as unusable.
     """
 
     def __init__(
@@ -138,6 +140,7 @@ class LaneStream:
         totals: Totals,
         lookahead_bytes: int,
         on_window: Callable[[int, LaneStart], None] | None = None,
+        on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> None:
         self.starts: deque[LaneStart] = deque([start])
         """Where the lane could be started, ascending; whoever takes checkpoints drops what is no longer needed."""
@@ -156,7 +159,7 @@ class LaneStream:
         self._block_bytes = _FIRST_BLOCK_BYTES
         self._largest_block = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._start_chunk, self._start_position = start.chunk, start.position
-        self._budget_of_faults = FaultBudget(plan.faults)
+        self._budget_of_faults = FaultBudget(plan.faults, partial(on_fault, lane) if on_fault else None)
         self._stage = plan.stateful
         self._rows: _Queue = deque()  # for the stateful transform
         self._window = self._stage.begin() if self._stage else None

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from ..faults import FaultPolicy
 from ..io import OpenDataset
+from ..io.damage import FAULT, Lost, split_damaged
 from ..ops import (
     LEAST_HELD,
     BinPacker,
@@ -67,7 +68,10 @@ class Fetcher:
                 for d, low, high in zip(present, edges[:-1], edges[1:], strict=True)
             ]
         position = np.arange(first_position, first_position + len(row), dtype=np.int64)
-        return RowBlock(parts=parts, dataset=dataset, row=row, chunk=chunk, position=position)
+        lost: tuple[tuple[int, Lost], ...] = ()
+        if any(FAULT in part.table.column_names for part in parts):
+            parts, lost = self._without_lost(parts)
+        return RowBlock(parts=parts, dataset=dataset, row=row, chunk=chunk, position=position, lost=lost)
 
     def announce(self, dataset: np.ndarray, row: np.ndarray) -> None:
         """Have fetched what lies in stores of the rows that will be asked for soon; never waits."""
@@ -75,17 +79,40 @@ class Fetcher:
             if self._datasets[d].remote:
                 self._datasets[d].announce(row[dataset == d])
 
-    def table(self, dataset: int, rows: np.ndarray) -> pa.Table:
-        """Rows `rows` int64[n] of one dataset, with the columns that the operators need."""
-        table = self._datasets[dataset].take(rows)
+    def sample(self, dataset: int, count: int) -> pa.Table:
+        """The first `count` rows of a dataset, fewer where it has no more or some are damaged.
+
+        Where all of them are damaged, those of the first group that has sound ones.
+        """
+        opened = self._datasets[dataset]
+        first = np.arange(min(count, opened.catalog.rows), dtype=np.int64)
+        table, _, _ = split_damaged(opened.take(first))
+        groups = iter(range(opened.catalog.n_groups))
+        while not table.num_rows and (group := next(groups, None)) is not None:
+            table = split_damaged(opened.read_group(group))[0].slice(0, count)
         return self.named(dataset, table)
 
     def named(self, dataset: int, table: pa.Table) -> pa.Table:
         """A table of a dataset as read, with its columns under the names that the operators know."""
-        return pa.table({name: table.column(source) for name, source in self._columns[dataset].items()})
+        named = {name: table.column(source) for name, source in self._columns[dataset].items()}
+        if FAULT in table.column_names:
+            named[FAULT] = table.column(FAULT)
+        return pa.table(named)
 
     def _read(self, dataset: int, rows: np.ndarray, places: np.ndarray) -> RowPart:
-        return RowPart(dataset, self.table(dataset, rows), places)
+        return RowPart(dataset, self.named(dataset, self._datasets[dataset].take(rows)), places)
+
+    @staticmethod
+    def _without_lost(parts: Sequence[RowPart]) -> tuple[list[RowPart], tuple[tuple[int, Lost], ...]]:
+        """The sound rows, and (place, why) of the others."""
+        sound, lost = [], []
+        for part in parts:
+            table, kept, damaged = split_damaged(part.table)
+            lost += [(int(part.places[row]), why) for row, why in damaged]
+            # A part that is lost as a whole has no types that operators could work with either.
+            if len(kept):
+                sound.append(RowPart(part.dataset, table, part.places[kept]))
+        return sound, tuple(sorted(lost, key=lambda item: item[0]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,8 +20,9 @@ from zephon._arrow import byte_lengths, int64_array, string_array, valid_mask, v
 from zephon.errors import DataError
 from zephon.io import sidecar
 from zephon.io.columns import common_types
+from zephon.io.damage import Damaged, LostShard
 from zephon.io.formats import Format, ShardScan
-from zephon.io.storage import FileChanged, Listing
+from zephon.io.storage import FileChanged, Listing, StoredFile
 from zephon.io.stores import Unavailable
 
 __all__ = ["Catalog", "scan_shards"]
@@ -154,8 +155,12 @@ def scan_shards(
     *,
     threads: int | None = None,
     progress: Callable[[int, int], None] | None = None,
+    lost: list[LostShard] | None = None,
 ) -> tuple[pa.Table, dict[str, str | None]]:
     """What is in each file of `listing`, scanned or remembered from an earlier run, and the columns there are.
+
+    Files that are damaged are an error or, with `lost`, told there and taken for files without rows. These are scanned
+    at every start, so that the index never says of a damaged file that it is empty.
 
     Each column, sorted, comes with what it is read as in all of them (see `common_types`).
 
@@ -180,22 +185,33 @@ def scan_shards(
         progress(int(fresh.sum()), int(listing.sizes[fresh].sum()))
     due = began + _SAVE_SECONDS
     threads = threads or (_SCAN_THREADS if listing.sources is None else _STORE_SCAN_THREADS)
-    for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads, progress):
+    unsound: set[str] = set()
+
+    def save() -> None:
+        assert index is not None
+        found = pa.concat_tables(parts).combine_chunks()
+        if unsound:
+            found = found.filter(pc.invert(pc.is_in(found["name"], string_array(sorted(unsound)))))
+        sidecar.save(index, found)
+
+    skipping = None if lost is None else _Skipping(lost, unsound)
+    for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads, progress, skipping):
         if isinstance(part, BaseException):
             if index is not None and parts:
-                sidecar.save(index, pa.concat_tables(parts).combine_chunks())
+                save()
             raise part
         parts.append(part)
         now = time.perf_counter()
         if index is not None and now > due:
-            sidecar.save(index, pa.concat_tables(parts).combine_chunks())
+            save()
             due = time.perf_counter() + max(_SAVE_SECONDS, 20 * (time.perf_counter() - now))
     order = np.argsort(np.concatenate((np.flatnonzero(fresh), stale)))
     shards = pa.concat_tables(parts).take(int64_array(order)).combine_chunks()
     if len(stale):
         _log.info("scanned '%s' in %.1f s", path, time.perf_counter() - began)
-    if index is not None and (known is None or len(stale) or len(known) != len(shards)):
-        sidecar.save(index, shards)
+    if index is not None and (known is None or len(stale) > len(unsound) or len(known) != len(shards) - len(unsound)):
+        parts = [shards]
+        save()
     if not pc.sum(pc.list_value_length(shards["group_rows"])).as_py():
         raise DataError(f"'{path}' has no rows in {len(names)} file(s); a dataset needs at least one document")
     kinds: dict[str, set[str]] = {}
@@ -225,6 +241,34 @@ def _positions(names: pa.Array, among: pa.Array) -> npt.NDArray[np.int64]:
     return positions
 
 
+@dataclass(frozen=True)
+class _Skipping:
+    """Where scans that go on over damage note it.
+
+    lost: shards of which nothing can be read, in any order.
+    unsound: names of these and of shards with damaged rows, which no index may take for sound.
+    """
+
+    lost: list[LostShard]
+    unsound: set[str]
+
+    def scan(self, file: StoredFile, name: str, error: Damaged) -> ShardScan:
+        """What is left of a shard.
+
+        Raises:
+            FileChanged: it is not the file that was listed any more.
+        """
+        now = file.refreshed()
+        if (now.size, now.mtime_ns) != (file.size, file.mtime_ns):
+            raise FileChanged(f"'{file.path}' has changed while it was read for the first time; start again") from error
+        self.unsound.add(name)
+        if error.rest is not None:
+            rest: ShardScan = error.rest()
+            return rest
+        self.lost.append(LostShard(name, file.size, str(error)))
+        return ShardScan.of("damaged", {}, [])
+
+
 def _scan_all(
     listing: Listing,
     fmt: Format,
@@ -233,6 +277,7 @@ def _scan_all(
     is_text: bool,
     threads: int,
     progress: Callable[[int, int], None] | None,
+    skipping: _Skipping | None,
 ) -> Iterator[pa.Table | BaseException]:
     """Scans in the given order, a table per few hundred files; the first error, in that order, comes as the last."""
 
@@ -245,7 +290,12 @@ def _scan_all(
                     raise
                 except DataError:
                     pass  # perhaps damaged on the way
-        return fmt.scan(listing.file(index), size_column, is_text)
+        try:
+            return fmt.scan(listing.file(index), size_column, is_text)
+        except Damaged as error:
+            if skipping is None:
+                raise
+            return skipping.scan(listing.file(index), listing.names[index], error)
 
     with ThreadPoolExecutor(max(1, min(threads, len(indices))), thread_name_prefix="zephon-scan") as pool:
         done: list[ShardScan] = []

@@ -12,7 +12,7 @@ Shards of one dataset may differ: columns that one lacks are null there; `common
 
 import difflib
 import string
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from zephon.errors import DataError, RecipeError
+from zephon.io.damage import Damaged, rescued, shown_value
 
 __all__ = [
     "as_types",
@@ -155,8 +156,18 @@ def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, firs
     """`table` with the columns that `wanted` names in its types.
 
     Raises:
-        DataError: a value that does not fit.
+        Damaged: a value that does not fit; the rest are the other rows.
     """
+    try:
+        return _as_types(table, wanted, path, first_row)
+    except Damaged as error:
+        error.rest = _rows_apart(
+            table, lambda part, at: _as_types(part, wanted, path, at), table.column_names, first_row
+        )
+        raise
+
+
+def _as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, first_row: int) -> pa.Table:
     for i, field in enumerate(table.schema):
         kind = wanted.get(field.name)
         if kind is not None and kind != field.type:
@@ -164,7 +175,7 @@ def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, firs
                 table = table.set_column(i, field.name, table.column(i).cast(kind))
             except pa.ArrowException as error:
                 reason = " ".join(str(error).split())
-                raise DataError(
+                raise Damaged(
                     f"column '{field.name}' of '{path}', rows from {first_row} on, has the type {field.type} where "
                     f"other files have {kind}, and does not fit ({reason}); write the files with one type"
                 ) from error
@@ -181,8 +192,48 @@ def sound_table(
     `first_row` is the group's first row in its shard.
 
     Raises:
-        DataError: invalid UTF-8 (names file and row), or a column whose bytes do not fit together.
+        Damaged: invalid UTF-8 (names file and row), or a column whose bytes do not fit together; the rest are the rows
+            of which that is not so.
+        DataError: a column of a kind that a template cannot print.
     """
+    try:
+        return _sound_table(table, columns, text_column, path, first_row)
+    except Damaged as error:
+        error.rest = _rows_apart(
+            table, lambda part, at: _sound_table(part, columns, text_column, path, at), columns, first_row
+        )
+        raise
+
+
+def _rows_apart(
+    table: pa.Table, read: Callable[[pa.Table, int], pa.Table], columns: Sequence[str], first_row: int
+) -> Callable[[], pa.Table]:
+    """What finds the bad rows of a table; see `rescued`."""
+    return lambda: rescued(
+        table.num_rows,
+        lambda low, high: read(table.slice(low, high - low), first_row + low),
+        lambda row: _shown_row(table, row),
+        columns,
+        first_row,
+    )
+
+
+def _shown_row(table: pa.Table, row: int) -> str:
+    """A row that is not sound, for people: its columns as far as they can be looked at without harm."""
+    shown = []
+    for name in table.column_names:
+        try:
+            value = _as_binary(pa.concat_arrays(table.column(name).slice(row, 1).chunks))
+            value.validate(full=True)
+            shown.append(f"{name}: {shown_value(value[0].as_py())}")
+        except (pa.ArrowException, UnicodeDecodeError, ValueError, TypeError):
+            continue
+    return shown_value("\n".join(shown))
+
+
+def _sound_table(
+    table: pa.Table, columns: Sequence[str], text_column: str | None, path: str, first_row: int
+) -> pa.Table:
     arrays = []
     for name in columns:
         is_text = name == text_column
@@ -228,7 +279,7 @@ def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.Chunked
                 column.validate(full=True)  # before anything looks into it
             except pa.ArrowException as error:
                 reason = " ".join(str(error).split())
-                raise DataError(
+                raise Damaged(
                     f"column '{top}' of '{path}', rows from {first_row} on, is damaged ({reason}); restore the file"
                 ) from error
         for field in fields:
@@ -319,7 +370,7 @@ def _named_text_columns(schema: pa.Schema) -> str:
     return f": {', '.join(names[:10])}" if names else ""
 
 
-def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Exception) -> DataError:
+def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Exception) -> Damaged:
     """Names the row whose text is not UTF-8, if that is what is wrong; slow, and only on the way to an error."""
     try:
         raw = chunk.storage if isinstance(chunk.type, pa.BaseExtensionType) else chunk
@@ -339,14 +390,14 @@ def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Excep
                 try:
                     value.as_py().decode()
                 except UnicodeDecodeError as bad:
-                    return DataError(
+                    return Damaged(
                         f"'{path}' row {first_row + row}, column '{name}', is not valid UTF-8 (byte "
                         f"{bad.object[bad.start]:#04x} at {bad.start}); repair or drop that row, or read another column"
                     )
     except (pa.ArrowException, TypeError, ValueError, AttributeError):
         pass
     reason = " ".join(str(error).split())
-    return DataError(f"column '{name}' of '{path}', rows from {first_row} on, is damaged ({reason}); restore the file")
+    return Damaged(f"column '{name}' of '{path}', rows from {first_row} on, is damaged ({reason}); restore the file")
 
 
 def _as_binary(chunk: pa.Array) -> pa.Array:

@@ -13,6 +13,7 @@ from zephon.errors import DataError, RecipeError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
 from zephon.io.columns import has_column, missing_column, template_of
+from zephon.io.damage import Damaged, LostShard
 from zephon.io.formats import Format, format_named, select_format
 from zephon.io.job_listing import job_listing
 from zephon.io.memory import open_table
@@ -112,7 +113,7 @@ class Dataset:
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
         return cls(name, None, None, text_field, table, group)
 
-    def columns(self, index_dir: Path | None = None) -> dict[str, str | None]:
+    def columns(self, index_dir: Path | None = None, *, skips: bool = False) -> dict[str, str | None]:
         """The columns of the first file, by name, before anything is opened.
 
         JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
@@ -120,6 +121,7 @@ class Dataset:
 
         Args:
             index_dir: as for `open`; ranks of a job list a store once with it.
+            skips: pass over what is damaged: bad rows, and files of which nothing can be read.
 
         Raises:
             DataError: nothing at the path, or a damaged file.
@@ -128,7 +130,18 @@ class Dataset:
             return dict.fromkeys(self.table.column_names)
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path)
-        return fmt.columns_of(listing.file(0))
+        first: Damaged | None = None
+        for number in range(len(listing.names)):
+            try:
+                return fmt.columns_of(listing.file(number))
+            except Damaged as error:
+                if not skips:
+                    raise
+                rest: dict[str, str | None] = error.rest() if error.rest is not None else {}
+                if rest:
+                    return rest
+                first = first or error
+        raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
 
     @contextmanager
     def _listed(self, index_dir: Path | None) -> Iterator[tuple[Listing, str]]:
@@ -150,6 +163,7 @@ class Dataset:
         is_text: bool = True,
         optional: Collection[str] = (),
         spans: Spans | None = None,
+        skips: bool = False,
     ) -> OpenDataset:
         """The catalog, scanned or from the sidecar index, and a reader of `columns`.
 
@@ -162,6 +176,8 @@ class Dataset:
             index_dir: folder of the sidecar indexes; None scans anew.
             optional: those of `columns` that may be missing in files of JSON lines, where they are null then.
             spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
+            skips: damaged files count as files without rows and are told in `OpenDataset.lost`; damaged rows are marked
+                when read, see `zephon.io.damage`.
 
         Raises:
             DataError: nothing at the path, no rows, mixed formats, a column that is missing or no text, a damaged
@@ -173,7 +189,8 @@ class Dataset:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
             return open_table(self.name, self.table, columns, size_column, is_text)
-        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text)
+        lost: list[LostShard] | None = [] if skips else None
+        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost)
         for column in columns:
             if existing and not has_column(column, existing) and not (column in optional and fmt.name == "jsonl"):
                 raise missing_column(column, list(existing), path)
@@ -184,8 +201,10 @@ class Dataset:
             spans.require(self.name, int(sizes.max()))
         plain = is_text and columns == [size_column] and template_of(size_column) is None
         kinds = None if plain else existing
-        files = ShardFiles(listing, fmt, catalog, columns, size_column, spans, is_text=is_text, kinds=kinds)
-        return OpenDataset(catalog, files, cache)
+        files = ShardFiles(
+            listing, fmt, catalog, columns, size_column, spans, is_text=is_text, kinds=kinds, skips=skips
+        )
+        return OpenDataset(catalog, files, cache, sorted(lost or ()))
 
     def scan(
         self,
@@ -195,6 +214,7 @@ class Dataset:
         is_text: bool = True,
         threads: int | None = None,
         progress: Callable[[int, int, int, int], None] | None = None,
+        lost: list[LostShard] | None = None,
     ) -> Catalog:
         """The catalog alone; leaves the sidecar index in `index_dir`, so that `open` need not scan.
 
@@ -204,13 +224,14 @@ class Dataset:
             size_column, index_dir, is_text: as for `open`.
             threads: how many files are scanned at a time.
             progress: called with files done, files, bytes of files done, bytes, from the calling thread.
+            lost: where damaged files are told, which then end nothing.
 
         Raises:
             DataError: as `open`.
         """
         if self.table is not None:
             raise RecipeError(f"dataset '{self.name}' is in memory, and only files have an index")
-        fmt, listing, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress)
+        fmt, listing, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress, lost)
         return Catalog.from_shards(self.name, fmt, shards, listing.pin)
 
     def _scanned(
@@ -220,6 +241,7 @@ class Dataset:
         is_text: bool,
         threads: int | None = None,
         progress: Callable[[int, int, int, int], None] | None = None,
+        lost: list[LostShard] | None = None,
     ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
         """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
         assert self.path is not None
@@ -236,6 +258,6 @@ class Dataset:
 
             known_as = self.path if is_remote(self.path) else path
             shards, existing = scan_shards(
-                listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add
+                listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add, lost=lost
             )
         return fmt, listing, shards, existing, path

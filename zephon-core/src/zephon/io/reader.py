@@ -15,6 +15,7 @@ from zephon.errors import DataError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
 from zephon.io.columns import as_types
+from zephon.io.damage import Damaged, Lost, LostShard, lost_table
 from zephon.io.formats import Format, Group, ShardReader
 from zephon.io.spans import Spans
 from zephon.io.storage import FileChanged, Listing, StoredFile
@@ -55,8 +56,12 @@ class OpenDataset:
     `catalog` describes what is there; row ids and groups are its. Errors are `DataError` and name file and row.
     """
 
-    def __init__(self, catalog: Catalog, source: GroupSource, cache: DecodeCache) -> None:
+    def __init__(
+        self, catalog: Catalog, source: GroupSource, cache: DecodeCache, lost: Sequence[LostShard] = ()
+    ) -> None:
         self.catalog = catalog
+        self.lost = tuple(lost)
+        """Shards that are left out as damaged; the catalog has no rows of them."""
         self._source = source
         self._cache = cache
         self._token = next(_tokens)
@@ -73,7 +78,10 @@ class OpenDataset:
         return self._source.remote
 
     def read_group(self, group: int) -> pa.Table:
-        """All `catalog.group_rows[group]` rows of a group, decoded now, the cache neither asked nor filled."""
+        """All `catalog.group_rows[group]` rows of a group, decoded now, the cache neither asked nor filled.
+
+        Where damage is skipped, damaged rows are marked, see `zephon.io.damage`; so they are by `take`.
+        """
         return self._source.read(*self._place(group))
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
@@ -180,7 +188,9 @@ class ShardFiles:
         *,
         is_text: bool = True,
         kinds: Mapping[str, str | None] | None = None,
+        skips: bool = False,
     ) -> None:
+        self._skips = skips
         self._listing, self._format, self._catalog = listing, fmt, catalog
         self._columns, self._size_column = columns, size_column
         self._spans = spans if listing.sources is not None else None
@@ -198,13 +208,45 @@ class ShardFiles:
         return self._spans is not None
 
     def read(self, shard: int, group: Group) -> pa.Table:
+        """The rows of a group; where damage is skipped, damaged rows are marked in the column `FAULT`."""
+        try:
+            return self._read(shard, group)
+        except Damaged as error:
+            if not self._skips:
+                raise
+            self._check_unchanged(shard)
+            return self._rest(shard, group, error)
+
+    def _rest(self, shard: int, group: Group, error: Damaged) -> pa.Table:
+        """What can be saved of a group."""
+        if error.rest is None:
+            return lost_table(self._columns, Lost(str(error), group.first_row, group.rows, ""), group.rows)
+        table: pa.Table = error.rest()
+        try:
+            return self._typed(table, shard, group)
+        except Damaged as wrong:
+            return self._rest(shard, group, wrong)
+
+    def _typed(self, table: pa.Table, shard: int, group: Group) -> pa.Table:
+        if not self._types:
+            return table
+        return as_types(table, self._types, self._listing.file(shard).path, group.first_row)
+
+    def _check_unchanged(self, shard: int) -> None:
+        """Damage that is due to a change is a change."""
+        listed = self._listing.file(shard)
+        now = listed.refreshed()
+        if (now.size, now.mtime_ns) != (listed.size, listed.mtime_ns):
+            raise FileChanged(
+                f"'{listed.path}' has changed since the dataset was listed ({listed.size:,} bytes then, {now.size:,} "
+                "now), and cannot be read any longer; restore the file or start a new run"
+            )
+
+    def _read(self, shard: int, group: Group) -> pa.Table:
         tries = 0
         while True:
             try:
-                table = self._reader(shard).read(group)
-                if not self._types:
-                    return table
-                return as_types(table, self._types, self._listing.file(shard).path, group.first_row)
+                return self._typed(self._reader(shard).read(group), shard, group)
             except FileChanged as changed:
                 self._accept_if_same_content(shard, changed)
                 if tries:
@@ -285,7 +327,10 @@ class ShardFiles:
     def _accept_if_same_content(self, shard: int, changed: FileChanged) -> None:
         """A file that was only touched or copied over itself is still the file; one that differs ends the run."""
         file = self._listing.file(shard).refreshed()
-        scan = self._format.scan(file, self._size_column, self._is_text)
+        try:
+            scan = self._format.scan(file, self._size_column, self._is_text)
+        except Damaged as error:
+            raise changed from error
         first, last = self._catalog.shard_group_starts[shard : shard + 2]
         same_groups = np.array_equal(scan.group_rows, self._catalog.group_rows[first:last])
         if file.size != self._catalog.shard_sizes[shard] or not same_groups:

@@ -8,7 +8,7 @@ there already. What comes out is in the order of the rows that went in.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 import numpy as np
@@ -16,7 +16,8 @@ import pyarrow as pa
 
 from .._arrow import int64_array
 from ..errors import DataError
-from ..faults import RowFault, reason_of
+from ..faults import FaultPolicy, RowFault, reason_of
+from ..io.damage import shown_value
 from ..records import RowBlock, RowPart, TokenBlock, ragged_take
 from .rows import RowFailure, RowOperator, Rows
 
@@ -146,7 +147,7 @@ class DocumentWorker:
         encoders: by dataset; those that are one object are used together.
         names: of the datasets.
         locate: shard and row within it, of a row of a dataset given by number, for messages.
-        skips: leave rows out that cannot be used.
+        faults: what happens to rows that cannot be used.
     """
 
     def __init__(
@@ -155,14 +156,13 @@ class DocumentWorker:
         encoders: Sequence[Encoder],
         names: Sequence[str],
         locate: Callable[[int, int], tuple[str, int]],
-        *,
-        skips: bool = False,
+        faults: FaultPolicy,
     ) -> None:
         self._operators = [tuple(chain) for chain in operators]
         self._encoders = list(encoders)
         self._names = list(names)
         self._locate = locate
-        self._skips = skips
+        self._skips, self._keeps = faults.skips, faults.keeps
 
     def __call__(self, block: RowBlock) -> TokenBlock:
         """Raises `DataError` for the first row that cannot be used, unless those are left out."""
@@ -174,7 +174,7 @@ class DocumentWorker:
         # What became of each row: nothing, without content, left out as faulty, documents.
         fate = np.zeros(len(dataset), dtype=np.int8)
         fate[documents.blank] = 1
-        fate[[place for place, _, _ in failed]] = 2
+        fate[[place for place, _, _ in failed] + [place for place, _ in block.lost]] = 2
         fate[places] = 3
         begin = None
         if len(places) > 1 and (np.diff(places) == 0).any():
@@ -212,14 +212,14 @@ class DocumentWorker:
                 made.append((part.dataset, rows))
         except RowFailure as failure:
             raise self._told(block, failure) from failure.__cause__
-        fate[[place for place, _, _ in failed]] = 2
+        fate[[place for place, _, _ in failed] + [place for place, _ in block.lost]] = 2
         n = len(self._names)
         return made, Emitted(
             rows=block,
             rows_read=np.bincount(block.dataset, minlength=n),
             rows_dropped=np.bincount(block.dataset[fate == 0], minlength=n),
             rows_failed=np.bincount(block.dataset[fate == 2], minlength=n),
-            faults=self._faults(block, sorted(failed, key=lambda item: item[0])),
+            faults=self._faults(block, failed),
         )
 
     def blame(self, block: RowBlock, place: int, operator: str, error: Exception) -> NoReturn:
@@ -278,14 +278,30 @@ class DocumentWorker:
         self, block: RowBlock, failed: Sequence[tuple[int, str, str]]
     ) -> tuple[tuple[int, tuple[RowFault, ...]], ...]:
         """By chunk, as in `TokenBlock`."""
-        if not failed:
+        if not failed and not block.lost:
             return ()
-        return ((block.chunk, tuple(self._fault(block, place, *why) for place, *why in failed)),)
+        made = [(place, self._fault(block, place, *why)) for place, *why in failed]
+        for place, lost in block.lost:
+            fault = self._fault(block, place, "read", lost.reason)
+            made.append((place, replace(fault, first_row=lost.first_row, rows=lost.rows, content=lost.content)))
+        made.sort(key=lambda item: item[0])
+        return ((block.chunk, tuple(fault for _, fault in made)),)
 
     def _fault(self, block: RowBlock, place: int, operator: str, reason: str) -> RowFault:
         dataset = int(block.dataset[place])
         shard, row = self._locate(dataset, int(block.row[place]))
-        return RowFault(operator, self._names[dataset], shard, row, reason)
+        content = _content(block, place) if self._keeps else ""
+        return RowFault(operator, self._names[dataset], shard, row, reason, row, 1, content)
+
+
+def _content(block: RowBlock, place: int) -> str:
+    """What a row held before the operators, for people."""
+    for part in block.parts:
+        at = int(np.searchsorted(part.places, place))
+        if at < len(part.places) and part.places[at] == place:
+            row = part.table.slice(at, 1).to_pylist()[0]
+            return shown_value("\n".join(f"{name}: {shown_value(value)}" for name, value in row.items()))
+    return ""
 
 
 def _joined(encoder: Encoder, pieces: list[Rows]) -> Rows:

@@ -37,9 +37,13 @@ class Needs:
 
 
 def columns_needed(
-    dataset: Dataset, operators: Sequence[RowOperator], encode: Any, index_dir: Path | None = None
+    dataset: Dataset,
+    operators: Sequence[RowOperator],
+    encode: Any,
+    index_dir: Path | None = None,
+    skips: bool = False,
 ) -> Needs:
-    """Walk through the operators for a dataset; for `index_dir` see `Dataset.columns`.
+    """Walk through the operators for a dataset; for `index_dir` and `skips` see `Dataset.columns`.
 
     Columns read before any function of the user's has run must be there. What is read after one may be of its making,
     so it is read where it is there; what is missing then comes to light when the operators are tried, before the run.
@@ -54,7 +58,7 @@ def columns_needed(
         renamed = {encode.field: document}
     else:
         renamed = {}
-    present = dataset.columns(index_dir)
+    present = dataset.columns(index_dir, skips=skips)
     is_loose = any(kind is not None for kind in present.values())
     encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
     required: dict[str, bool] = {}

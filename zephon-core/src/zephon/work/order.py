@@ -30,7 +30,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from ..io import Catalog
-from .permute import derive_key, feistel, hash64, mix_key, shuffled_indices
+from .permute import derive_key, feistel, hash64, mix_key, mix_keys, shuffled_indices
 
 __all__ = ["DatasetOrder", "OrderOptions", "segment_starts"]
 
@@ -215,7 +215,7 @@ class DatasetOrder:
         """The shuffled rows of `count` full blocks from virtual position `begin` on, as `_edge` would give them."""
         size = self._block_rows
         key = mix_key(self._epoch_key(epoch), 1)
-        keys = np.array([mix_key(key, begin + nth * size) for nth in range(count)], dtype=np.uint64)
+        keys = mix_keys(key, begin + size * np.arange(count, dtype=np.int64))
         hashes = hash64(keys[:, None], np.broadcast_to(np.arange(size, dtype=np.uint64), (count, size)))
         rows = self._run_of_rows(epoch, begin, begin + count * size).reshape(count, size)
         return np.take_along_axis(rows, np.argsort(hashes, axis=1), axis=1).reshape(-1)

@@ -12,7 +12,7 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["derive_key", "feistel", "hash64", "mix_key", "shuffled_indices"]
+__all__ = ["derive_key", "feistel", "hash64", "mix_key", "mix_keys", "shuffled_indices"]
 
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
@@ -45,6 +45,20 @@ def hash64(key: int | np.ndarray, values: np.ndarray) -> np.ndarray:
     x = values.astype(np.uint64)
     x *= np.uint64(_GAMMA)
     x += np.uint64(key) if isinstance(key, int) else key
+    return _mixed(x)
+
+
+def mix_keys(key: int, numbers: np.ndarray) -> np.ndarray:
+    """uint64[n]: `mix_key(key, number)` for every whole number of `numbers`, which are at least 0."""
+    x = numbers.astype(np.uint64)
+    x *= np.uint64(_GAMMA)
+    x ^= np.uint64(key)
+    x += np.uint64(_GAMMA)
+    return _mixed(x)
+
+
+def _mixed(x: np.ndarray) -> np.ndarray:
+    """`_mix` of every value, in place."""
     x ^= x >> np.uint64(30)
     x *= np.uint64(_M1)
     x ^= x >> np.uint64(27)

@@ -11,6 +11,7 @@ import pyarrow as pa
 from .._arrow import byte_lengths, int64_array
 from ..errors import DataError, RecipeError
 from ..io import OpenDataset
+from ..io.damage import split_damaged
 from .permute import derive_key, shuffled_indices
 
 __all__ = ["TokenEstimation"]
@@ -56,7 +57,9 @@ class TokenEstimation:
             # Groups without any text are no reason to stop before one with text is found.
             if tokens and (nth >= _GROUPS_SAMPLED or catalog_bytes >= _GROUP_BYTES_LIMIT):
                 break
-            table = dataset.read_group(group)
+            table, _, _ = split_damaged(dataset.read_group(group))
+            if not table.num_rows:
+                continue
             lengths = byte_lengths(table.column(text_field))
             group_text_bytes += int(lengths.sum())
             catalog_bytes += int(catalog.group_bytes[group])

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from zephon._arrow import int64_array
 from zephon.errors import DataError, ZephonError
+from zephon.io.damage import Damaged, is_damage
 from zephon.io.storage import StoredFile
 
 __all__ = [
@@ -162,7 +163,7 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
     """Turns whatever a decoding library raises over a damaged file into one `DataError` that names the file.
 
     Damaged bytes make libraries raise almost anything (Arrow errors, OSError, KeyError, OverflowError), hence the
-    broad net; it is cast only around calls that decode foreign bytes.
+    broad net; it is cast only around calls that decode foreign bytes. It is a `Damaged` unless the machine failed.
     """
     try:
         yield
@@ -171,7 +172,8 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
     except Exception as error:
         lines = str(error).splitlines()
         reason = " ".join((lines[0] if lines else type(error).__name__).split()).rstrip(". ")
-        raise DataError(
+        kind = Damaged if is_damage(error) else DataError
+        raise kind(
             f"'{file.path}'{where} cannot be read as {fmt} ({reason}): the file is truncated, damaged or of another "
             "format, so restore it or leave it out"
         ) from error

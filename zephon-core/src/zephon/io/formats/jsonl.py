@@ -8,7 +8,7 @@ parsed by it. Offsets and lengths of groups count uncompressed bytes.
 import hashlib
 import json
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import msgspec
@@ -20,6 +20,7 @@ import pyarrow.json
 from zephon._arrow import column_of
 from zephon.errors import DataError
 from zephon.io.columns import has_column, missing_column, physical_columns, sound_table, template_of
+from zephon.io.damage import Damaged, rescued, shown_value
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
 from zephon.io.storage import StoredFile
@@ -31,6 +32,7 @@ RUN_BYTES = 1 << 20
 _MAX_LINE_BYTES = 1 << 30
 # Rows whose keys stand for those of the file when a column is looked for.
 _HEAD_ROWS = 64
+_SHOWN_BYTES = 1 << 14  # of a line that cannot be read, for people to look at
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 # Integers of any length must not be refused (int() stops at 4,300 digits), and their value is not needed.
 _DECODER = json.JSONDecoder(parse_int=float)
@@ -58,13 +60,27 @@ class JsonLines:
                 digest.update(b"%d %d %d;" % (checksum, length, rows))
                 groups.append((rows, length, offset, length))
                 offset += length
-        keys = _keys_of_head(file, groups, size_column, is_text) if groups else {}
-        return ShardScan.of(digest.hexdigest()[:32], keys, groups)
+        name = digest.hexdigest()[:32]
+        try:
+            keys = _keys_of_head(file, groups, size_column, is_text) if groups else {}
+        except Damaged as error:
+            error.rest = lambda: ShardScan.of(name, _keys_of_head(file, groups, size_column, is_text, True), groups)
+            raise
+        return ShardScan.of(name, keys, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):
-            kinds = _kinds_of([_object(line, file, row) for row, line in enumerate(_head(file))])
-        return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
+            lines = list(enumerate(_head(file)))
+
+        def found(skips: bool) -> dict[str, str | None]:
+            kinds = _kinds_of(_sound_rows(lines, lambda row, line: _object(line, file, row), skips))
+            return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
+
+        try:
+            return found(False)
+        except Damaged as error:
+            error.rest = lambda: found(True)
+            raise
 
     def open(
         self,
@@ -102,8 +118,33 @@ class _JsonLinesReader:
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self._file, JsonLines.name):
             data = read_range(self._file, group.offset, group.length, self._packed)
-            table = _parse(data, self._physical, self._file, group, self._kinds)
-            return sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
+            try:
+                return self._table(data, group)
+            except Damaged as error:
+                error.rest = lambda: self._rescued(data, group)
+                raise
+
+    def _table(self, data: pa.Buffer, group: Group) -> pa.Table:
+        table = _parse(data, self._physical, self._file, group, self._kinds)
+        return sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
+
+    def _rescued(self, data: pa.Buffer, group: Group) -> pa.Table:
+        """The lines of a run that are good, and the others marked."""
+        ends = np.flatnonzero(np.frombuffer(data, np.uint8) == _NEWLINE) + 1
+        bounds = [0, *ends.tolist()]
+        if bounds[-1] != len(data):
+            bounds.append(len(data))
+
+        def read(low: int, high: int) -> pa.Table:
+            start, length = bounds[low], bounds[high] - bounds[low]
+            part = Group(group.offset + start, length, high - low, group.first_row + low)
+            return self._table(data.slice(start, length), part)
+
+        def content(row: int) -> str:
+            line = data.slice(bounds[row], min(bounds[row + 1] - bounds[row], _SHOWN_BYTES))
+            return shown_value(line.to_pybytes().rstrip(b"\r\n"))
+
+        return rescued(group.rows, read, content, self._columns, group.first_row)
 
     def close(self) -> None:
         if self._packed is not None:
@@ -168,9 +209,12 @@ def _head(file: StoredFile) -> list[bytes]:
 
 
 def _keys_of_head(
-    file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool
+    file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool, skips: bool = False
 ) -> dict[str, str]:
-    """The keys of the first rows, sorted, and what they hold; `DataError` when none of them is `size_column`."""
+    """The keys of the first rows, sorted, and what they hold; `DataError` when none of them is `size_column`.
+
+    With `skips`, rows that are no good are passed over.
+    """
     _, _, offset, length = groups[0]
     codec = codec_of(file.path)
     packed = SequentialBytes(file, codec) if codec else None
@@ -179,17 +223,33 @@ def _keys_of_head(
     if packed is not None:
         packed.close()
     sized, template = physical_columns([size_column]), template_of(size_column)
-    rows = []
-    for row, line in enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS]):
+
+    def read(row: int, line: bytes) -> dict[str, Any]:
         parsed = _object(line, file, row)
         if is_text and template is None:
             _text(_lookup(parsed, size_column, file, row), size_column, file, row)
-        rows.append(parsed)
-    kinds = _kinds_of(rows)
+        return parsed
+
+    lines = enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS])
+    kinds = _kinds_of(_sound_rows(lines, read, skips))
     for name in sized:
         if kinds and not has_column(name, kinds):
             raise missing_column(name, sorted(kinds), file.path)
     return dict(sorted(kinds.items()))
+
+
+def _sound_rows(
+    lines: Iterable[tuple[int, bytes]], read: Callable[[int, bytes], dict[str, Any]], skips: bool
+) -> list[dict[str, Any]]:
+    """The numbered lines as `read` reads them; with `skips`, those that it cannot read are left out."""
+    rows = []
+    for row, line in lines:
+        try:
+            rows.append(read(row, line))
+        except Damaged:
+            if not skips:
+                raise
+    return rows
 
 
 def _kinds_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
@@ -409,7 +469,7 @@ def _text(value: Any, name: str, file: StoredFile, row: int) -> str | None:
 
 
 def _refuse(file: StoredFile, row: int, what: str, remedy: str) -> NoReturn:
-    raise DataError(f"'{file.path}' row {row} (line {row + 1}) {what}; {remedy}")
+    raise Damaged(f"'{file.path}' row {row} (line {row + 1}) {what}; {remedy}")
 
 
 def _kind(value: Any) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zephon.errors import DataError
 from zephon.io.columns import check_columns, physical_columns, sound_table
+from zephon.io.damage import Damaged
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
 
@@ -108,7 +108,7 @@ class _ParquetReader:
             reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
             table = reader.read_row_group(group.offset, columns=self._physical, use_threads=False)
             if table.num_rows != group.rows:
-                raise DataError(
+                raise Damaged(
                     f"'{file.path}' row group {group.offset} holds {table.num_rows} rows, not the {group.rows} of its "
                     "footer; the file is damaged or has changed, so restore it"
                 )

@@ -4,14 +4,17 @@ Lanes and look-ahead threads ask for the runs of one shard in nearly ascending o
 cost one decompression: it keeps its decompressors open where they stopped, and keeps what a reader passed over.
 """
 
+import resource
 import threading
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 
-from zephon.errors import DataError
+from zephon.errors import DataError, ZephonError
+from zephon.io.damage import is_damage
 from zephon.io.storage import StoredFile
 
 __all__ = ["CODECS", "SequentialBytes", "codec_of", "open_stream", "read_range"]
@@ -21,6 +24,9 @@ CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 
 # A second cursor serves a lane that trails far behind the first one; each holds one file and its window open.
 _MAX_CURSORS = 2
+# Files of which this process keeps decompressors open, over all datasets, at most; and what it keeps for them.
+_MAX_FILES = 128
+_KEEP_BYTES_IN_ALL = 512 << 20
 _SKIP_BYTES = 1 << 20
 # How far behind its position a cursor keeps bytes that it passed over and that nobody has asked for yet.
 _KEEP_BYTES = 64 << 20
@@ -53,6 +59,49 @@ def read_range(file: StoredFile, offset: int, length: int, packed: "SequentialBy
         return handle.read_buffer(length)
 
 
+class _Recent:
+    """The files that have decompressors open, least recently used first; those in excess lose theirs.
+
+    So a run with many compressed datasets has a bounded number of files open. It costs the ones that lose theirs a
+    decompression from the start.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files: OrderedDict[SequentialBytes, None] = OrderedDict()
+
+    def use(self, file: "SequentialBytes") -> None:
+        """`file`, which the calling thread is reading, has decompressors open."""
+        with self._lock:
+            self._files[file] = None
+            self._files.move_to_end(file)
+            excess = [next(iter(self._files))] if len(self._files) > most_files() else []
+            for other in excess:
+                del self._files[other]
+        for other in excess:
+            if not other.let_go():  # being read just now
+                with self._lock:
+                    self._files[other] = None
+
+    def drop(self, file: "SequentialBytes") -> None:
+        """`file` has none any more."""
+        with self._lock:
+            self._files.pop(file, None)
+
+    @property
+    def keep_bytes(self) -> int:
+        """How many bytes each decompressor may keep."""
+        return min(_KEEP_BYTES, _KEEP_BYTES_IN_ALL // (_MAX_CURSORS * max(1, len(self._files))))
+
+
+def most_files() -> int:
+    """How many files may have decompressors open: less where the system allows a process few open files."""
+    return min(_MAX_FILES, max(1, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // (4 * _MAX_CURSORS)))
+
+
+_recent = _Recent()
+
+
 class SequentialBytes:
     """`read(offset, length)` over the uncompressed bytes of one compressed file. Thread-safe; one read at a time."""
 
@@ -60,10 +109,13 @@ class SequentialBytes:
         self._file, self._codec = file, codec
         self._lock = threading.Lock()
         self._cursors: list[_Cursor] = []  # least recently used first
+        self._broken: tuple[int, str] | None = None  # from where on nothing can be decompressed, and why
 
     def read(self, offset: int, length: int) -> pa.Buffer:
         """`length` uncompressed bytes from `offset`, fewer where the file ends."""
         with self._lock:
+            if self._broken is not None and offset >= self._broken[0]:
+                raise ValueError(self._broken[1])
             for cursor in self._cursors:
                 kept = cursor.take_kept(offset, length)
                 if kept is not None:
@@ -78,16 +130,33 @@ class SequentialBytes:
                 cursor = _Cursor(self._file, self._codec)
             try:
                 data = cursor.read(offset, length)
-            except BaseException:
+            except BaseException as error:
                 cursor.close()
+                if isinstance(error, Exception) and not isinstance(error, ZephonError) and is_damage(error):
+                    # Else every later read would decompress the file up to here again.
+                    self._broken = offset, str(error)
                 raise
             self._cursors.append(cursor)
+            _recent.use(self)
             return data
+
+    def let_go(self) -> bool:
+        """Closes the decompressors, unless the file is being read; a later read opens one again."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            while self._cursors:
+                self._cursors.pop().close()
+        finally:
+            self._lock.release()
+        return True
 
     def close(self) -> None:
         with self._lock:
+            self._broken = None
             while self._cursors:
                 self._cursors.pop().close()
+        _recent.drop(self)
 
 
 class _Cursor:
@@ -145,5 +214,5 @@ class _Cursor:
         return parts[0] if len(parts) == 1 else pa.py_buffer(b"".join(parts))
 
     def _forget(self) -> None:
-        while self._kept and self._kept[0][0] + len(self._kept[0][1]) < self.position - _KEEP_BYTES:
+        while self._kept and self._kept[0][0] + len(self._kept[0][1]) < self.position - _recent.keep_bytes:
             self._kept.pop(0)

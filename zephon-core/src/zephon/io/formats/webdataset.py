@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from zephon.errors import DataError
 from zephon.io.columns import missing_column, physical_columns, sound_table, template_of
+from zephon.io.damage import Damaged
 from zephon.io.formats import base
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
 from zephon.io.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream
@@ -382,7 +383,7 @@ def _value(source: _Archive, sample: _Sample, name: str, file: StoredFile, row: 
     try:
         value = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise DataError(
+        raise Damaged(
             f"'{file.path}' row {row} (sample '{sample.key}') has no valid JSON in '{extension}' "
             f"({str(error)[:100]}); repair or drop that sample"
         ) from error
