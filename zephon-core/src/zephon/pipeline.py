@@ -165,6 +165,7 @@ class Pipeline:
             cache["limit_bytes"] = recipe.cache_limit_bytes
         given: dict[str, Any] = {
             "runner": recipe.runner,
+            "isolate": recipe.isolate,
             "canonical_replicas": recipe.canonical_replicas,
             "flush_every_k_chunks": recipe.flush_every_k_chunks,
             "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
@@ -193,7 +194,11 @@ class Pipeline:
         """Set options; an unknown one is refused.
 
         runner
-            "threads" or "inline".
+            "threads"; "process" runs everything from rows to tokens in worker processes, for slow functions of your
+            own; or "inline", in the calling thread. The data are the same.
+        isolate
+            Run the whole engine in one child process, which hands finished records over in shared memory, so that the
+            interpreter lock of this process is left alone.
         dp_degree, dp_group_id
             Data-parallel groups (ranks that need the same data share one), and which of them this is.
         canonical_replicas
@@ -241,9 +246,10 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Keep the rows for which an expression, or a function of a row, is true; see `zephon.ops.Filter`."""
-        return self._with(Filter(condition, columns, datasets))
+        return self._with(Filter(condition, columns, datasets, runner))
 
     def map_transform(
         self,
@@ -251,9 +257,10 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
-        return self._with(MapTransform(transform, columns, datasets))
+        return self._with(MapTransform(transform, columns, datasets, runner))
 
     def map_batches(
         self,
@@ -261,9 +268,10 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Change many rows at once with a function from an Arrow table to another; see `zephon.ops.MapBatches`."""
-        return self._with(MapBatches(transform, columns, datasets))
+        return self._with(MapBatches(transform, columns, datasets, runner))
 
     def add_op(
         self,
@@ -271,15 +279,21 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(AddOp(operator, columns, datasets))
+        return self._with(AddOp(operator, columns, datasets, runner))
 
     def stateful_transform(
-        self, transform: Any, *, columns: Sequence[str] | None = None, datasets: Sequence[str] | None = None
+        self,
+        transform: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
-        return self._with(StatefulTransform(transform, columns, datasets))
+        return self._with(StatefulTransform(transform, columns, datasets, runner))
 
     def decode_text(
         self,
@@ -603,7 +617,9 @@ class Pipeline:
         before = self._derive()
         before._source = source = self._source.continues  # type: ignore[assignment]
         assert source is not None
-        before._options = self._options.changed({"ledger": None, "flush_index": None, "runner": "inline"})
+        before._options = self._options.changed(
+            {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
+        )
         before.restore(read.to_dict(), allow_changes=allow)
         compiled = before._compile()
         same_unit = source.counts_tokens == self._source.counts_tokens

@@ -12,7 +12,7 @@ import numpy as np
 
 from .batch import SampleBatch
 from .compiled import Compiled
-from .engine import Ahead, Totals
+from .engine import Ahead, Engine, Totals
 from .flush_index import FlushIndexWriter
 from .ledger import LedgerWriter
 from .mixture_report import mixture_line, mixture_of
@@ -66,7 +66,9 @@ class BatchStream:
         self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
         self._ledger = LedgerWriter(options.ledger, self._ledger_header()) if options.ledger else None
         self._engine = compiled.engine(positions, self._windows.write if self._windows else None)
-        self._ahead = Ahead(self._engine, _BLOCKS_READY) if self._engine.looks_ahead else None
+        self._ahead: Ahead | None = None
+        if isinstance(self._engine, Engine) and self._engine.looks_ahead:
+            self._ahead = Ahead(self._engine, _BLOCKS_READY)
         self._source: Iterator[RecordBlock] = self._ahead or self._engine.rounds()
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
         self.left_records = 0

@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -48,6 +48,12 @@ class OpenDataset:
         self._cache = cache
         self._token = next(_tokens)
         self._turn = itertools.count()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_token", "_turn")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _token=next(_tokens), _turn=itertools.count())
 
     @property
     def name(self) -> str:
@@ -145,6 +151,12 @@ class ShardFiles:
         self._is_text, self._kinds = is_text, kinds
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_readers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _readers=OrderedDict())
 
     def read(self, shard: int, group: Group) -> pa.Table:
         try:

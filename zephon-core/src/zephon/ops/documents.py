@@ -248,6 +248,20 @@ class DocumentWorker:
         shard, in_shard = self._locate(dataset, row)
         return f'dataset "{self._names[dataset]}", shard {shard}, row {in_shard}'
 
+    @property
+    def chains(self) -> list[tuple[RowOperator, ...]]:
+        """By dataset, the row operators."""
+        return self._operators
+
+    def running(self, chains: Sequence[Sequence[RowOperator]]) -> DocumentWorker:
+        """The same with other row operators, which do the same."""
+        return DocumentWorker(chains, self._encoders, self._names, self._locate, skips=self._skips)
+
+    def spoken(self, block: RowBlock) -> str:
+        """Which rows a block holds, in words."""
+        first, last = (self.describe(int(block.dataset[n]), int(block.row[n])) for n in (0, -1))
+        return f"{len(block.row):,} rows, the first {first}, the last {last}"
+
     def operators_of(self, dataset: int) -> tuple[RowOperator, ...]:
         """The row operators for a dataset."""
         return self._operators[dataset]
