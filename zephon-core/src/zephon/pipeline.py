@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,9 @@ from .state import Earlier, LaneStart, RunState, check_fingerprint, merge_checkp
 from .stream import BatchStream
 from .topology import Topology
 from .work import NO_CUT, WorkSource
+
+if TYPE_CHECKING:
+    from .torch_data import PipelineDataset
 
 __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
@@ -408,6 +411,21 @@ class Pipeline:
             self._stream, self._position, self._ended, self._agreed = None, None, False, -1
         self._live_stream()
         return _Batches(self)
+
+    def torch_dataset(self, **to_training: Any) -> PipelineDataset:
+        """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
+
+        Args:
+            to_training: what the batches are made into, as for `SampleBatch.to_training`.
+
+        Raises:
+            PipelineError: torch is not installed.
+        """
+        try:
+            from .torch_data import PipelineDataset
+        except ImportError as error:
+            raise PipelineError(f"torch_dataset needs PyTorch, which cannot be imported ({error}).") from None
+        return PipelineDataset(self, **to_training)
 
     def mixture(self) -> dict[str, Mixture]:
         """Target and achieved token shares by dataset, since the stream was last begun in this process.
