@@ -33,8 +33,8 @@ def wait_until(what, seconds=60):
 
 def dies_once(row):
     """Ends its process at row 5, unless the file says that it has done so before."""
-    if row["number"] == 5 and "died" in os.environ:
-        path = Path(os.environ["died"])
+    if row["number"] == 5 and "DIED" in os.environ:
+        path = Path(os.environ["DIED"])
         if not path.exists():
             path.write_text("")
             os.kill(os.getpid(), signal.SIGKILL)
@@ -43,13 +43,13 @@ def dies_once(row):
 
 def dies(row):
     """Ends its process at row 5, in worker processes."""
-    if row["number"] == 5 and "parent" in os.environ and os.environ["parent"] != str(os.getpid()):
+    if row["number"] == 5 and "PARENT" in os.environ and os.environ["PARENT"] != str(os.getpid()):
         os.kill(os.getpid(), signal.SIGKILL)
     return row
 
 
 def exits(row):
-    if row["number"] == 5 and "parent" in os.environ and os.environ["parent"] != str(os.getpid()):
+    if row["number"] == 5 and "PARENT" in os.environ and os.environ["PARENT"] != str(os.getpid()):
         raise SystemExit(3)
     return row
 
@@ -59,7 +59,7 @@ def keeps_number(row):
 
 
 def slow(row):
-    time.sleep(0.005 if "parent" in os.environ else 0)
+    time.sleep(0.005 if "PARENT" in os.environ else 0)
     return row
 
 

@@ -172,7 +172,9 @@ def test_a_run_in_processes_can_be_entered_at_any_step(tiny_tokenizer, tmp_path_
 @given(runs(), places())
 def test_accounts_at_the_end_of_the_data_are_the_same(tiny_tokenizer, run, place):
     names = [dataset.name for dataset in run["source"].datasets]
-    source = StaticMixtureWorkSource(datasets=run["source"].datasets, repeat=False, token_estimation=False, chunk_size=7)
+    source = StaticMixtureWorkSource(
+        datasets=run["source"].datasets, repeat=False, token_estimation=False, chunk_size=7
+    )
     accounts = []
     for where in (INLINE, place):
         pipeline = build({**run, "source": source, "rows": run["rows"]}, tiny_tokenizer, where)
