@@ -169,9 +169,8 @@ def bench_map(prepared: dict[str, Any], folder: Path, seconds: float) -> None:
         )
     one, two = taken["process, 1"], taken["process, 2"]
     speed = [each["rows_per_worker_cpu"] * each["at_work"] for each in (one, two)]
-    print(
-        f"  two workers do {two['rows'] / one['rows']:.2f} times what one does; {speed[1] / speed[0]:.2f} with idle cores"
-    )
+    scaled = f"{two['rows'] / one['rows']:.2f} times what one does; {speed[1] / speed[0]:.2f} with idle cores"
+    print(f"  two workers do {scaled}")
     for stream in streams.values():
         stream.pipeline.close()
 
