@@ -15,7 +15,7 @@ from support import step_digests
 
 from zephon import DataError, DataRecipe, Pipeline, PipelineError
 from zephon.io import Dataset
-from zephon.ops import DecodeText, Expression, Filter, MapBatches, MapTransform, TextTemplate
+from zephon.ops import DecodeText, Expression, Filter, MapBatches, MapTransform, Operator, TextTemplate
 from zephon.ops.rows import Rows
 from zephon.tokenizer import load_tokenizer
 from zephon.work import StaticMixtureWorkSource
@@ -361,6 +361,32 @@ print("pandas" in sys.modules, "jinja2" in sys.modules)
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout.split() == ["False", "False"], done.stderr
+
+    @pytest.mark.parametrize("lanes", [1, 8])
+    def test_columns_are_made_of_blocks_of_which_a_filter_leaves_nothing(self, tiny_tokenizer, lanes):
+        columns = {"n": list(range(200)), "text": [f"row {n} " + "word " * 1500 for n in range(200)]}
+        source = source_of(columns, repeat=False, shuffle_shards=False, shuffle_within_shard=False)
+        plain = Pipeline(source)
+        filtered = plain.filter("n >= 180").map_transform(lambda row: {"clean": row["text"]}, columns=["text"])
+        mapped = plain.map_transform(lambda row: {"clean": row["text"]} if row["n"] >= 180 else None)
+        for pipeline in (filtered, mapped.filter("length(clean) > 1")):
+            made = pipeline.options(canonical_replicas=lanes).tokenize(tiny_tokenizer, field="clean")
+            made = made.pack_flat(64).batch(1, drop_last=False)
+            assert sum(1 for _ in made) > 0
+            assert next(iter(made.mixture().values())).dropped == 180
+
+    def test_a_setup_that_fails_ends_the_run_and_blames_no_row(self, tiny_tokenizer):
+        class Broken(Operator):
+            def setup(self):
+                raise OSError("no such model")
+
+            def __call__(self, table):
+                return table
+
+        pipeline = Pipeline(source_of(token_estimation=None)).options(on_error="skip", canonical_replicas=1)
+        pipeline = pipeline.add_op(Broken()).tokenize(tiny_tokenizer).pack_flat(64).batch(1)
+        with pytest.raises(PipelineError, match=r"setup of .*Broken.* failed in a worker: .*no such model"):
+            next(iter(pipeline))
 
 
 class TestChecks:

@@ -106,6 +106,7 @@ def test_every_key_but_name_and_path_has_a_default() -> None:
         "fetch_parallelism": "auto",
         "prefetch_buffer_size": "auto",
         "runner": "threads",
+        "isolate": False,
         "filter": None,
         "text_template": None,
         "text_encoding": None,
@@ -323,7 +324,8 @@ def test_performance_keys_and_places_do_not_decide_the_data(tmp_path: Path) -> N
         pack_parallelism=2,
         fetch_parallelism=3,
         prefetch_buffer_size="1mb",
-        runner="inline",
+        runner="process",
+        isolate=True,
     )
     assert same.data_fields() == recipe.data_fields()
 
@@ -387,13 +389,13 @@ def test_all_other_keys_decide_the_data(change: dict[str, object]) -> None:
         ("text_field", "{a = 1}", 'key "text_field" is a table; expected the name of a column'),
         ("cache_dir", '"s3://b/c"', 'key "cache_dir" is "s3://b/c"; expected a folder of this machine, not a store.'),
         ("cache_dir", "3", 'key "cache_dir" is 3; expected a folder of this machine.'),
-        ("runner", '"thread"', 'expected "inline" or "threads"; did you mean "threads"?'),
+        ("runner", '"thread"', 'expected "inline", "threads" or "process"; did you mean "threads"?'),
         (
             "runner",
-            '"process"',
-            'expected "inline" or "threads", as this version of Zephon does not have "process" yet.',
+            '"ray"',
+            'expected "inline", "threads" or "process", as this version of Zephon does not have "ray" yet.',
         ),
-        ("runner", '"ray"', 'this version of Zephon does not have "ray" yet.'),
+        ("isolate", '"yes"', 'key "isolate" is "yes"; expected true or false.'),
         ("special_tokens", '"sep"', 'expected "auto", "bos_eos", "bos", "eos" or "none"'),
         (
             "pack_algorithm",

@@ -167,7 +167,9 @@ class ZephonConfig(BaseDataLoader.Config):
     prefetch_buffer_size: int | str = "auto"
     """Bytes of text that may be under way or ready, for the whole process."""
     runner: str = "threads"
-    """Where the work runs: threads, or inline in the calling thread."""
+    """Where the work runs: threads, process for slow Python code, or inline in the calling thread."""
+    isolate: bool = False
+    """Run the whole pipeline in a process of its own, which leaves the training process's interpreter lock alone."""
     special_tokens: str = "auto"
     """Tokens put around each document: auto, bos_eos, bos, eos or none."""
     pack_mode: str = "flat"

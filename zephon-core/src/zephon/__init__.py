@@ -29,6 +29,7 @@ from .errors import (
     RecipeError,
     TokenizerError,
     TopologyError,
+    WorkerError,
     ZephonError,
 )
 from .pipeline import Pipeline
@@ -47,6 +48,7 @@ __all__ = [
     "SampleBatch",
     "TokenizerError",
     "TopologyError",
+    "WorkerError",
     "ZephonError",
     "__version__",
     "merge_checkpoints",

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from .batch import BatchInfo
-from .engine import Engine, Fetcher, Plan, Runner, make_runner
+from .engine import Engine, Fetcher, IsolatedEngine, Plan, start_engine
 from .errors import DataError, PipelineError
 from .faults import FaultPolicy, RowFault
 from .io import Catalog, DecodeCache, OpenDataset
@@ -228,18 +228,23 @@ class Compiled:
         """How many finished records may wait for the consumer."""
         return self.options.ready_records(self.operators.batch.microbatch_size, self.record_bytes)
 
-    def runner(self) -> Runner:
-        """A fresh runner."""
-        return make_runner(self.options.runner, **self.workers)
-
     def engine(
         self,
         starts: Mapping[int, tuple[LaneStart, int]],
         on_window: Callable[[int, LaneStart], None] | None = None,
         on_fault: Callable[[int, int, RowFault], None] | None = None,
-    ) -> Engine:
+    ) -> Engine | IsolatedEngine:
         """A fresh engine with its lanes at `starts`; see `Engine`."""
-        return Engine(self.plan, self.runner(), starts, max(1, self.ready_records // 2), on_window, on_fault)
+        start = IsolatedEngine if self.options.isolate else start_engine
+        return start(
+            self.plan,
+            self.options.runner,
+            self.workers,
+            starts,
+            max(1, self.ready_records // 2),
+            on_window,
+            on_fault,
+        )
 
     def explain_growth(self, name: str, was: Any) -> str | None:
         """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
@@ -321,7 +326,8 @@ def compile_pipeline(
     whole = DocumentWorker(chains, encoders, names, locate, faults)
     findings: tuple[Finding, ...] = ()
     if operators.rows:
-        findings = check_operators(whole, names, samples, faults, compare=options.check_operators)
+        everywhere = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
+        findings = check_operators(whole, names, samples, faults, compare=options.check_operators, sent_for=everywhere)
     if tokenizer is not None:
         tokenizer.selfcheck(_sample_texts(whole, samples))
     tokens_per_row = _measure(source, datasets, needs, fetch, whole, tokens_per_row or {})
@@ -706,7 +712,7 @@ def _explain(compiled: Compiled) -> str:
             lines.append(f"  from {start:,} {change}{f' until {end:,}' if end else ''}: {told}")
     lines += [
         "operators",
-        *(f"  {operator.label}{_for(operator)}" for operator in operators.rows),
+        *(f"  {operator.label}{_for(operator)}{_where(operator)}" for operator in operators.rows),
         *(f"  {_described(compiled, operator)}{_for(operator)}" for operator in operators.encode),
         f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
@@ -726,7 +732,8 @@ def _explain(compiled: Compiled) -> str:
         f"  batch: {operators.batch.microbatch_size} records",
         f"workers: runner {options.runner}"
         + (", " + ", ".join(f"{kind} {count}" for kind, count in compiled.workers.items()))
-        * (options.runner == "threads"),
+        * (options.runner != "inline")
+        + ", in a process of their own" * options.isolate,
         f"lanes: {topology.lanes}, of which group {topology.dp_group_id} of {topology.dp_degree} owns "
         f"{topology.owned.start} to {topology.owned.stop - 1}",
         f"window: {plan.window_chunks} chunk(s) of {source.chunk_size:,} rows per lane",
@@ -748,6 +755,10 @@ def _described(compiled: Compiled, encode: Any) -> str:
 
 def _for(operator: Any) -> str:
     return f" for {', '.join(operator.datasets)}" if operator.datasets else ""
+
+
+def _where(operator: RowOperator) -> str:
+    return {None: "", "process": ", in processes", "threads": ", in this process"}[operator.runner]
 
 
 def _size(nbytes: float) -> str:

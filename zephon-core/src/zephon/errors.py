@@ -11,6 +11,7 @@ __all__ = [
     "RecipeError",
     "TokenizerError",
     "TopologyError",
+    "WorkerError",
     "ZephonError",
 ]
 
@@ -41,3 +42,7 @@ class TokenizerError(ZephonError, ValueError):
 
 class CheckpointError(ZephonError, ValueError):
     """A checkpoint is damaged, incomplete, of another version, or belongs to other data."""
+
+
+class WorkerError(ZephonError, RuntimeError):
+    """A process at work for the pipeline has died, or cannot be started."""

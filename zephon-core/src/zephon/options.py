@@ -122,6 +122,7 @@ class Options:
     """See `Pipeline.options`."""
 
     runner: str = "threads"
+    isolate: bool = False
     dp_degree: int = 1
     dp_group_id: int = 0
     canonical_replicas: int | str = "auto"
@@ -147,6 +148,8 @@ class Options:
         made = replace(self, **changes)
         if not isinstance(made.runner, str) or made.runner not in RUNNERS:
             raise PipelineError(f"option runner is {made.runner!r}; this version has {sorted(RUNNERS)}.")
+        if not isinstance(made.isolate, bool):
+            raise PipelineError(f"option isolate is {made.isolate!r}; True or False is needed.")
         for name in ("flush_every_k_chunks", "prefetch_batches"):
             _whole(name, getattr(made, name))
         check_workers("fetch", made.fetch_parallelism)

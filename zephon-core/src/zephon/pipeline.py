@@ -7,7 +7,7 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -45,6 +45,9 @@ from .state import Earlier, LaneStart, RunState, check_fingerprint, merge_checkp
 from .stream import BatchStream
 from .topology import Topology
 from .work import NO_CUT, WorkSource
+
+if TYPE_CHECKING:
+    from .torch_data import PipelineDataset
 
 __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
@@ -165,6 +168,7 @@ class Pipeline:
             cache["limit_bytes"] = recipe.cache_limit_bytes
         given: dict[str, Any] = {
             "runner": recipe.runner,
+            "isolate": recipe.isolate,
             "canonical_replicas": recipe.canonical_replicas,
             "flush_every_k_chunks": recipe.flush_every_k_chunks,
             "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
@@ -195,7 +199,11 @@ class Pipeline:
         """Set options; an unknown one is refused.
 
         runner
-            "threads" or "inline".
+            "threads"; "process" runs everything from rows to tokens in worker processes, for slow functions of your
+            own; or "inline", in the calling thread. The data are the same.
+        isolate
+            Run the whole engine in one child process, which hands finished records over in shared memory, so that the
+            interpreter lock of this process is left alone.
         dp_degree, dp_group_id
             Data-parallel groups (ranks that need the same data share one), and which of them this is.
         canonical_replicas
@@ -246,9 +254,10 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Keep the rows for which an expression, or a function of a row, is true; see `zephon.ops.Filter`."""
-        return self._with(Filter(condition, columns, datasets))
+        return self._with(Filter(condition, columns, datasets, runner))
 
     def map_transform(
         self,
@@ -256,9 +265,10 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
-        return self._with(MapTransform(transform, columns, datasets))
+        return self._with(MapTransform(transform, columns, datasets, runner))
 
     def map_batches(
         self,
@@ -266,9 +276,10 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Change many rows at once with a function from an Arrow table to another; see `zephon.ops.MapBatches`."""
-        return self._with(MapBatches(transform, columns, datasets))
+        return self._with(MapBatches(transform, columns, datasets, runner))
 
     def add_op(
         self,
@@ -276,15 +287,21 @@ class Pipeline:
         *,
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(AddOp(operator, columns, datasets))
+        return self._with(AddOp(operator, columns, datasets, runner))
 
     def stateful_transform(
-        self, transform: Any, *, columns: Sequence[str] | None = None, datasets: Sequence[str] | None = None
+        self,
+        transform: Any,
+        *,
+        columns: Sequence[str] | None = None,
+        datasets: Sequence[str] | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
-        return self._with(StatefulTransform(transform, columns, datasets))
+        return self._with(StatefulTransform(transform, columns, datasets, runner))
 
     def decode_text(
         self,
@@ -399,6 +416,21 @@ class Pipeline:
             self._stream, self._position, self._ended, self._agreed = None, None, False, -1
         self._live_stream()
         return _Batches(self)
+
+    def torch_dataset(self, **to_training: Any) -> PipelineDataset:
+        """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
+
+        Args:
+            to_training: what the batches are made into, as for `SampleBatch.to_training`.
+
+        Raises:
+            PipelineError: torch is not installed.
+        """
+        try:
+            from .torch_data import PipelineDataset
+        except ImportError as error:
+            raise PipelineError(f"torch_dataset needs PyTorch, which cannot be imported ({error}).") from None
+        return PipelineDataset(self, **to_training)
 
     def mixture(self) -> dict[str, Mixture]:
         """Target and achieved token shares by dataset, since the stream was last begun in this process.
@@ -613,7 +645,9 @@ class Pipeline:
         before = self._derive()
         before._source = source = self._source.continues  # type: ignore[assignment]
         assert source is not None
-        before._options = self._options.changed({"ledger": None, "flush_index": None, "runner": "inline"})
+        before._options = self._options.changed(
+            {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
+        )
         before.restore(read.to_dict(), allow_changes=allow)
         compiled = before._compile()
         same_unit = source.counts_tokens == self._source.counts_tokens

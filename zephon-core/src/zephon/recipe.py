@@ -84,8 +84,8 @@ OVERSIZED = ("auto", "split", "drop")
 EXHAUSTED_POLICIES = ("repeat", "stop")
 CHANGES = ("constant", "linear", "cosine")
 BLOCK_WORDS = ("auto", "global", "none")
-RUNNERS = ("inline", "threads")
-LATER_RUNNERS = ("process", "ray")
+RUNNERS = ("inline", "threads", "process")
+LATER_RUNNERS = ("ray",)
 DOCUMENTS = ("text", "chat", "tokens")
 CHAT_LOSSES = ("assistant", "last_assistant", "all")
 TEMPLATE_SUFFIXES = (".jinja", ".jinja2", ".j2")
@@ -259,7 +259,9 @@ class DataRecipe:
     prefetch_buffer_size: int | str = _key(Size(words=("auto",)), "auto", decides_data=False)
     """Bytes of prepared data that may wait, for the whole process."""
     runner: str = _key(Choice(RUNNERS, later=LATER_RUNNERS), "threads", decides_data=False)
-    """Where the work runs: "threads", or "inline" in the calling thread."""
+    """Where the work runs: "threads", "process" for slow Python code, or "inline" in the calling thread."""
+    isolate: bool = _key(Flag(), False, decides_data=False)
+    """Run the whole pipeline in a process of its own, which leaves the training process's interpreter lock alone."""
     special_tokens: str = _key(Choice(SPECIAL_TOKEN_POLICIES), "auto", decides_data=True)
     """Tokens put around each document; "auto": EOS, and BOS where the tokenizer declares one of its own."""
     pack_mode: str = _key(Choice(PACK_MODES), "flat", decides_data=True)

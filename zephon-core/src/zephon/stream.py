@@ -12,7 +12,7 @@ import numpy as np
 
 from .batch import SampleBatch
 from .compiled import Compiled
-from .engine import Ahead, Totals
+from .engine import Ahead, Engine, Totals
 from .faults import FaultReport
 from .flush_index import FlushIndexWriter
 from .ledger import LedgerWriter
@@ -74,7 +74,9 @@ class BatchStream:
         self._engine = compiled.engine(
             positions, self._windows.write if self._windows else None, self._faults.add if self._faults else None
         )
-        self._ahead = Ahead(self._engine, _BLOCKS_READY) if self._engine.looks_ahead else None
+        self._ahead: Ahead | None = None
+        if isinstance(self._engine, Engine) and self._engine.looks_ahead:
+            self._ahead = Ahead(self._engine, _BLOCKS_READY)
         self._source: Iterator[RecordBlock] = self._ahead or self._engine.rounds()
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
         self.left_records = 0

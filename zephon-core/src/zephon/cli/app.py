@@ -57,7 +57,7 @@ Replicas = Annotated[
         "--canonical-replicas", metavar="L", min=1, max=1 << 20, help="Lanes, in place of what the recipe says."
     ),
 ]
-Runner = Annotated[str | None, typer.Option("--runner", metavar="R", help='"threads" or "inline".')]
+Runner = Annotated[str | None, typer.Option("--runner", metavar="R", help='"threads", "process" or "inline".')]
 FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR", help="Flush index of the run.")]
 
 

@@ -19,6 +19,7 @@ from ..records import RecordBlock
 from ..state import LaneStart
 from .lane import LaneStream, Totals
 from .plan import Plan
+from .processes.pool import WorkerPool
 from .runners import Runner
 
 __all__ = ["Ahead", "Engine"]
@@ -34,6 +35,7 @@ class Engine:
         block_records: records to give out at a time, about.
         on_window: told of every window that a lane reaches, from the thread that runs `rounds`.
         on_fault: told, from there too, of lane, chunk and fault for every row left out as unusable.
+        pool: worker processes that the plan's work goes to; closed with the engine.
     """
 
     def __init__(
@@ -44,10 +46,11 @@ class Engine:
         block_records: int,
         on_window: Callable[[int, LaneStart], None] | None = None,
         on_fault: Callable[[int, int, RowFault], None] | None = None,
+        pool: WorkerPool | None = None,
     ) -> None:
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
-        self._plan, self._runner = plan, runner
+        self._plan, self._runner, self._pool = plan, runner, pool
         self._rounds = max(1, block_records // plan.topology.width)
         share = plan.lookahead_bytes // plan.topology.width
         self.lanes = {
@@ -85,6 +88,12 @@ class Engine:
     def close(self) -> None:
         """End all work; does not wait for it."""
         self._runner.close()
+        self.leave_workers()
+
+    def leave_workers(self) -> None:
+        """End worker processes, so that nobody waits for them any longer; what is asked of them raises."""
+        if self._pool:
+            self._pool.close()
 
 
 class _Channel:
@@ -136,7 +145,7 @@ class _Channel:
             self._changed.notify_all()
 
 
-_running: dict[threading.Thread, _Channel] = {}
+_running: dict[threading.Thread, tuple[_Channel, Engine]] = {}
 
 
 def _produce(engine: Engine, channel: _Channel) -> None:
@@ -156,9 +165,15 @@ def _produce(engine: Engine, channel: _Channel) -> None:
 @atexit.register
 def _end_all() -> None:
     # A thread inside native code when the interpreter goes away takes the process down with it.
-    for thread, channel in list(_running.items()):
-        channel.shut()
+    for thread, (channel, engine) in list(_running.items()):
+        _shut(channel, engine)
         thread.join()
+
+
+def _shut(channel: _Channel, engine: Engine) -> None:
+    """The consumer has gone, and with it the need for what is under way."""
+    channel.shut()
+    engine.leave_workers()
 
 
 class Ahead:
@@ -173,8 +188,8 @@ class Ahead:
         self._channel = _Channel(blocks)
         thread = threading.Thread(target=_produce, args=(engine, self._channel), name="zephon-engine", daemon=True)
         # Ends the thread when the iterator is dropped.
-        self.close = weakref.finalize(self, self._channel.shut)
-        _running[thread] = self._channel
+        self.close = weakref.finalize(self, _shut, self._channel, engine)
+        _running[thread] = self._channel, engine
         thread.start()
 
     def __iter__(self) -> Iterator[RecordBlock]:

@@ -4,6 +4,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from typing import Any
 
 import pyarrow as pa
 
@@ -30,6 +31,9 @@ class DecodeCache:
         self._lock = threading.Lock()
         self._tables: OrderedDict[Hashable, tuple[pa.Table, int]] = OrderedDict()
         self._flights: dict[Hashable, Future[pa.Table]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodeCache, (self.max_bytes,)  # what it holds stays behind
 
     @property
     def bytes(self) -> int:

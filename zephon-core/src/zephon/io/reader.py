@@ -4,7 +4,7 @@ import itertools
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +67,12 @@ class OpenDataset:
         self._token = next(_tokens)
         self._turn = itertools.count()
         self._announced: OrderedDict[int, None] = OrderedDict()  # used by the one thread that announces
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_token", "_turn")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _token=next(_tokens), _turn=itertools.count())
 
     @property
     def name(self) -> str:
@@ -206,6 +212,12 @@ class ShardFiles:
     @property
     def remote(self) -> bool:
         return self._spans is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_readers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _readers=OrderedDict())
 
     def read(self, shard: int, group: Group) -> pa.Table:
         """The rows of a group; where damage is skipped, damaged rows are marked in the column `FAULT`."""

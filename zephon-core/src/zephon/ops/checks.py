@@ -8,6 +8,7 @@ few rows of each dataset: twice, in blocks cut otherwise, and in another order o
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ import pyarrow as pa
 from ..errors import DataError, PipelineError
 from ..faults import FaultPolicy, reason_of
 from .documents import DocumentWorker
-from .rows import RowFailure, RowOperator, Rows
+from .rows import RowFailure, RowOperator, Rows, apply_all
 from .stateful import StatefulTransform
 
 __all__ = ["Finding", "check_operators"]
@@ -54,7 +55,13 @@ _WORDS = {
 
 
 def check_operators(
-    worker: DocumentWorker, names: Sequence[str], samples: Sequence[pa.Table], faults: FaultPolicy, *, compare: bool
+    worker: DocumentWorker,
+    names: Sequence[str],
+    samples: Sequence[pa.Table],
+    faults: FaultPolicy,
+    *,
+    compare: bool,
+    sent_for: str | None = None,
 ) -> tuple[Finding, ...]:
     """Try the row operators on the first rows of every dataset.
 
@@ -63,13 +70,16 @@ def check_operators(
         names, samples: of the datasets, and their first rows.
         faults: what happens to rows that cannot be used.
         compare: try the user's own functions several times; else once, for what is plainly wrong.
+        sent_for: what sends operators to other processes, unless one of them is to stay; None where it is only those
+            that ask for it.
 
     Returns:
         Findings that do not touch the data: what cannot be pickled.
 
     Raises:
         DataError: a row cannot be used, and such rows end the run.
-        PipelineError: an operator does not fit the columns, or its result would depend on how it is run.
+        PipelineError: an operator does not fit the columns, cannot be sent to the process that it is for, or its result
+            would depend on how it is run.
     """
     found: dict[tuple[str, str], Finding] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
@@ -88,6 +98,7 @@ def check_operators(
             if operator.function is None:
                 continue
             problems = [("pickle", _why_not_pickled(operator))]
+            _refuse_unsent(operator, problems[0][1], sent_for)
             if compare and given.num_rows:
                 problems += _compared(operator, given, name)
             for problem, where in problems:
@@ -105,16 +116,32 @@ def check_operators(
 
 def _applied(operator: RowOperator, table: pa.Table, skips: bool = True) -> Rows:
     rows = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips)
-    operator.apply(rows)
+    apply_all([operator], rows)
     return rows
 
 
 def _why_not_pickled(operator: RowOperator) -> str | None:
     try:
-        pickle.dumps(operator)
+        made = pickle.dumps(operator)
     except Exception as error:
         return reason_of(error)
+    script = sys.modules["__main__"]
+    if b"__main__" in made and not (getattr(script, "__file__", None) or getattr(script, "__spec__", None)):
+        return "it is defined in a notebook or at a prompt, where no other process finds it"
     return None
+
+
+def _refuse_unsent(operator: RowOperator, why: str | None, sent_for: str | None) -> None:
+    """Refuse an operator that cannot be sent to the process that it is for."""
+    stays = operator.runner == "threads" and sent_for != "isolate"
+    wanted = sent_for if operator.runner is None or sent_for == "isolate" else 'its runner "process"'
+    if why is None or stays or wanted is None:
+        return
+    raise PipelineError(
+        f"{operator.label} cannot be sent to another process, as {wanted} needs ({why}); define it at the top of a "
+        'module (no lambda, no function inside a function), or let it run in this process with runner "threads"'
+        f"{' and without isolate' if sent_for == 'isolate' else ''}."
+    )
 
 
 def _compared(operator: RowOperator, table: pa.Table, dataset: str) -> list[tuple[str, str | None]]:

@@ -19,7 +19,7 @@ from ..errors import DataError
 from ..faults import FaultPolicy, RowFault, reason_of
 from ..io.damage import shown_value
 from ..records import RowBlock, RowPart, TokenBlock, ragged_take
-from .rows import RowFailure, RowOperator, Rows
+from .rows import RowFailure, RowOperator, Rows, apply_all
 
 __all__ = ["DocumentWorker", "Documents", "Emitted", "Encoder", "shortened", "split_up"]
 
@@ -162,7 +162,7 @@ class DocumentWorker:
         self._encoders = list(encoders)
         self._names = list(names)
         self._locate = locate
-        self._skips, self._keeps = faults.skips, faults.keeps
+        self._policy, self._skips, self._keeps = faults, faults.skips, faults.keeps
 
     def __call__(self, block: RowBlock) -> TokenBlock:
         """Raises `DataError` for the first row that cannot be used, unless those are left out."""
@@ -206,8 +206,7 @@ class DocumentWorker:
         try:
             for part in block.parts:
                 rows = Rows(part.table, part.places, self._skips, failed)
-                for operator in self._operators[part.dataset]:
-                    operator.apply(rows)
+                apply_all(self._operators[part.dataset], rows)
                 fate[rows.places] = 3
                 made.append((part.dataset, rows))
         except RowFailure as failure:
@@ -235,18 +234,32 @@ class DocumentWorker:
     def rows(self, dataset: int, table: pa.Table, *, skips: bool) -> Rows:
         """What the row operators make of rows of a dataset, which they may change."""
         rows = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips)
-        for operator in self._operators[dataset]:
-            operator.apply(rows)
+        apply_all(self._operators[dataset], rows)
         return rows
 
     def texts(self, dataset: int, table: pa.Table) -> list[str]:
         """Texts as the tokenizer gets them."""
-        return self._encoders[dataset].texts(self.rows(dataset, table, skips=True))
+        rows = self.rows(dataset, table, skips=True)
+        return self._encoders[dataset].texts(rows) if rows.table.num_rows else []
 
     def describe(self, dataset: int, row: int) -> str:
         """Where a row of a dataset lies, in words."""
         shard, in_shard = self._locate(dataset, row)
         return f'dataset "{self._names[dataset]}", shard {shard}, row {in_shard}'
+
+    @property
+    def chains(self) -> list[tuple[RowOperator, ...]]:
+        """By dataset, the row operators."""
+        return self._operators
+
+    def running(self, chains: Sequence[Sequence[RowOperator]]) -> DocumentWorker:
+        """The same with other row operators, which do the same."""
+        return DocumentWorker(chains, self._encoders, self._names, self._locate, self._policy)
+
+    def spoken(self, block: RowBlock) -> str:
+        """Which rows a block holds, in words."""
+        first, last = (self.describe(int(block.dataset[n]), int(block.row[n])) for n in (0, -1))
+        return f"{len(block.row):,} rows, the first {first}, the last {last}"
 
     def operators_of(self, dataset: int) -> tuple[RowOperator, ...]:
         """The row operators for a dataset."""
@@ -258,8 +271,9 @@ class DocumentWorker:
         groups: dict[int, tuple[Encoder, list[Rows]]] = {}
         for part in parts:
             rows = Rows(part.table, part.places, skips, failed)
-            for operator in self._operators[part.dataset]:
-                operator.apply(rows)
+            apply_all(self._operators[part.dataset], rows)
+            if self._operators[part.dataset] and not rows.table.num_rows:
+                continue  # with the columns as they were, not as operators would have made them
             encoder = self._encoders[part.dataset]
             groups.setdefault(id(encoder), (encoder, []))[1].append(rows)
         made = []

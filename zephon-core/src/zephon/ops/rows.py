@@ -52,6 +52,9 @@ class RowFailure(Exception):
         super().__init__(reason)
         self.place, self.operator, self.reason = place, operator, reason
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RowFailure, (self.place, self.operator, self.reason)
+
 
 @dataclass(slots=True)
 class Rows:
@@ -94,10 +97,20 @@ class Rows:
     def as_dicts(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """The rows as Python values."""
         names = list(columns) if columns is not None else self.table.column_names
+        if not self.table.num_rows:
+            return []
         if not names:
             return [{} for _ in range(self.table.num_rows)]
         values = [self.table.column(name).to_pylist() for name in names]
         return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+
+
+def apply_all(operators: Iterable[RowOperator], rows: Rows) -> None:
+    """Send rows through operators, as long as there are any: of no rows a function would give no columns."""
+    for operator in operators:
+        if not rows.table.num_rows:
+            return
+        operator.apply(rows)
 
 
 class RowOperator:
@@ -108,11 +121,14 @@ class RowOperator:
         columns: columns it reads; None where it may read any.
         makes: columns it adds; None where nobody knows before it has run.
         datasets: names of the datasets it is for; None where it is for all.
+        runner: "process" where it is to run in worker processes, "threads" where in this one; None where it runs as
+            the pipeline's runner says. Decides no data.
     """
 
     kind: ClassVar[str]
     columns: Sequence[str] | None
     datasets: Sequence[str] | None
+    runner: str | None = None
 
     @property
     def makes(self) -> tuple[str, ...] | None:
@@ -154,7 +170,14 @@ def check_names(operator: str, what: str, names: Any) -> tuple[str, ...] | None:
     return made
 
 
+def check_runner(operator: str, runner: Any) -> None:
+    """Refuse a place that there is none of."""
+    if runner not in (None, "process", "threads"):
+        raise PipelineError(f'{operator} runner is {runner!r}; "process", "threads" or None is needed.')
+
+
 def _checked_names(instance: Any) -> None:
+    check_runner(instance.kind, instance.runner)
     for what in ("columns", "datasets"):
         if what in getattr(instance, "__dataclass_fields__", {}):
             object.__setattr__(instance, what, check_names(instance.kind, what, getattr(instance, what)))
@@ -208,12 +231,14 @@ class Filter(RowOperator):
         columns: what a function gets of a row; None gives it all columns of the dataset. Reading only what is needed
             is faster.
         datasets: names of the datasets to filter, or None for all.
+        runner: where a function runs; see `RowOperator`.
     """
 
     kind: ClassVar[str] = "filter"
     condition: str | Expression | Callable[[dict[str, Any]], Any]
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
+    runner: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.condition, str):
@@ -223,6 +248,8 @@ class Filter(RowOperator):
                 raise PipelineError(
                     "filter columns is for functions; an expression says itself which columns it reads."
                 )
+            if self.runner is not None:
+                raise PipelineError("filter runner is for functions; Arrow evaluates an expression where the rows are.")
             object.__setattr__(self, "columns", self.condition.columns)
         elif not callable(self.condition):
             raise PipelineError(f"filter takes an expression or a function of a row; {self.condition!r} is given.")
@@ -274,12 +301,14 @@ class MapTransform(RowOperator):
             name stays), None to drop the row, or a list of dicts to make several rows of it.
         columns: what the function gets of a row; None gives it all columns of the dataset.
         datasets: names of the datasets to map, or None for all.
+        runner: where the function runs; see `RowOperator`.
     """
 
     kind: ClassVar[str] = "map_transform"
     transform: Callable[[dict[str, Any]], dict[str, Any] | list[dict[str, Any]] | None]
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
+    runner: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
@@ -319,6 +348,8 @@ def _each(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], val
             # Nothing but the call and the append: what a bare loop costs.
             for value in values[len(results) :] if results else values:
                 append(function(value))
+        except MemoryError:  # which no row is to blame for
+            raise
         except Exception as error:
             rows.fail(len(results), operator.label, error)
             append(_FAILED)
@@ -446,7 +477,13 @@ class _PerThread:
         worker = getattr(self._own, "worker", None)
         if worker is None:
             worker = copy.deepcopy(self.prototype)
-            worker.setup()
+            try:
+                worker.setup()
+            except Exception as error:
+                raise PipelineError(
+                    f"the setup of {name_of(self.prototype)} failed in a worker: {reason_of(error)}; without it no row "
+                    "can be processed."
+                ) from error
             self._own.worker = worker
         return worker(table)
 
@@ -470,12 +507,14 @@ class MapBatches(RowOperator):
             the table does that by itself). Rows must stay in order.
         columns: columns of the table; None gives all columns of the dataset.
         datasets: names of the datasets to map, or None for all.
+        runner: where the function runs; see `RowOperator`.
     """
 
     kind: ClassVar[str] = "map_batches"
     transform: Callable[[pa.Table], pa.Table]
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
+    runner: str | None = None
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
@@ -526,6 +565,8 @@ class MapBatches(RowOperator):
         """What the function makes of `given`, whose first row is row `first`, and where its rows came from."""
         try:
             result = self.transform(given)
+        except (MemoryError, PipelineError):  # which no row is to blame for
+            raise
         except Exception as error:
             return self._call_in_halves(rows, given, first, error)
         if not isinstance(result, pa.Table):

@@ -17,7 +17,17 @@ import numpy as np
 from ..errors import PipelineError
 from ..records import RowBlock, RowPart
 from .documents import DocumentWorker, Emitted
-from .rows import MapTransform, RowOperator, Rows, check_names, columns_from, identity_of, name_of
+from .rows import (
+    MapTransform,
+    RowOperator,
+    Rows,
+    apply_all,
+    check_names,
+    check_runner,
+    columns_from,
+    identity_of,
+    name_of,
+)
 
 __all__ = ["Stateful", "StatefulStage", "StatefulTransform", "Window"]
 
@@ -57,12 +67,14 @@ class StatefulTransform(RowOperator):
         columns: what `push` gets of a row; None gives it all columns of the dataset. What it gives has no other columns
             than those it names.
         datasets: names of the datasets whose rows are pushed, or None for all; others pass by, in their place.
+        runner: where `transform` runs; see `RowOperator`.
     """
 
     kind: ClassVar[str] = "stateful_transform"
     transform: Any
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
+    runner: str | None = None
 
     def __post_init__(self) -> None:
         for name in ("init_state", "push", "flush"):
@@ -73,6 +85,7 @@ class StatefulTransform(RowOperator):
                 )
         for what in ("columns", "datasets"):
             object.__setattr__(self, what, check_names(self.kind, what, getattr(self, what)))
+        check_runner(self.kind, self.runner)
 
     @property
     def makes(self) -> None:
@@ -95,7 +108,7 @@ class StatefulTransform(RowOperator):
         function = getattr(self.transform, "transform", None)
         if function is None or getattr(type(self.transform), "transform", None) is Stateful.transform:
             return []
-        return [MapTransform(function, datasets=self.datasets)]
+        return [MapTransform(function, datasets=self.datasets, runner=self.runner)]
 
     def apply(self, rows: Rows) -> None:
         """The given rows as a window of their own: how tokens are estimated and operators tried."""
@@ -110,8 +123,7 @@ class StatefulTransform(RowOperator):
                 places.append(rows.places[-1])
         rows.table = columns_from(self.label, results)
         rows.places = np.array(places, dtype=np.int64)
-        for operator in self.workers():
-            operator.apply(rows)
+        apply_all(self.workers(), rows)
 
 
 def _given(operator: StatefulTransform, result: Any) -> list[dict[str, Any]]:
@@ -153,6 +165,15 @@ class StatefulStage:
         self._before = before
         self._names = list(names)
         self._pushed = [spec.is_for(name) for name in names]
+
+    @property
+    def before(self) -> DocumentWorker:
+        """Runs the operators that come before it."""
+        return self._before
+
+    def running(self, before: DocumentWorker) -> StatefulStage:
+        """The same with another worker before it, which does the same."""
+        return StatefulStage(self._spec, before, self._names)
 
     def begin(self) -> Window:
         """A window starts."""

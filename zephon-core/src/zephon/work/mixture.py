@@ -25,6 +25,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -274,6 +275,12 @@ class Curriculum:
         self._lock = Lock()
         # What a lane gets of each dataset, as a fixed-point number of rows, rounded up so that none is cut short.
         self._common = self._route([self._fixed_limit(d) for d in range(len(orders))]) if taken is None else None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=Lock())
 
     @property
     def n_datasets(self) -> int:

@@ -25,7 +25,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from threading import Lock
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -96,6 +96,9 @@ class _Kept:
         self._capacity = capacity
         self._items: OrderedDict[tuple[int, ...], np.ndarray | tuple[np.ndarray, np.ndarray]] = OrderedDict()
         self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, (self._capacity,)
 
     def get(self, key: tuple[int, ...], make: Callable[[], _T]) -> _T:
         with self._lock:

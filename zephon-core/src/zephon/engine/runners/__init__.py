@@ -7,11 +7,16 @@ from typing import Any
 from ...errors import PipelineError
 from .base import Runner, Task
 from .inline import InlineRunner
+from .process import ProcessRunner
 from .threads import ThreadsRunner
 
-__all__ = ["RUNNERS", "InlineRunner", "Runner", "Task", "ThreadsRunner", "make_runner"]
+__all__ = ["RUNNERS", "InlineRunner", "ProcessRunner", "Runner", "Task", "ThreadsRunner", "make_runner"]
 
-RUNNERS: dict[str, type[InlineRunner] | type[ThreadsRunner]] = {"inline": InlineRunner, "threads": ThreadsRunner}
+RUNNERS: dict[str, type[InlineRunner | ThreadsRunner | ProcessRunner]] = {
+    "inline": InlineRunner,
+    "threads": ThreadsRunner,
+    "process": ProcessRunner,
+}
 
 
 def make_runner(name: str, **workers: Any) -> Runner:
