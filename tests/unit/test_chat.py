@@ -188,6 +188,9 @@ def test_empty_conversations_are_rows_without_content(folder):
     assert list(made) == [3] and not failed
 
 
+NESTED = "{% set x = namespace(v=[1]) %}{% for a in range(40) %}{% set x.v = [x.v, x.v] %}{% endfor %}"
+
+
 @pytest.mark.parametrize(
     ("template", "words"),
     [
@@ -210,6 +213,20 @@ def test_empty_conversations_are_rows_without_content(folder):
         ("{{ [1, 2, 3] | random }}", None),
         ("{{ strftime_now('%Y') }}", "fails"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: RecursionError"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "calls something, more than",
+        ),
+        ("{% for a in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}", "fails: RecursionError"),
+        ("{{ [1] | slice(1000000000) | list }}", "filter slice a number"),
+        ("{{ 'x' | indent(2000000000) }}", "filter indent a number"),
+        ("{{ [1] | batch(1000000000, 'x') | list }}", "filter batch a number"),
+        ("{{ ('a' * 9000000) | replace('a', 'b' * 9000) }}", "more than"),
+        ("{{ range(9000) | list | join('b' * 900000) }}", "more than"),
+        ("{{ [1] | tojson(indent='b' * 900000) }}", "indents JSON"),
+        (NESTED + "{{ x.v | tojson }}", "others in it"),
+        (NESTED + "{{ x.v | string }}", "others in it"),
+        (NESTED + "{{ x.v }}", "others in it"),
     ],
 )
 def test_templates_are_held_in_bounds(template, words):

@@ -1,9 +1,9 @@
 """Chat templates: Jinja as Hugging Face uses it, in a sandbox, bounded, and the same in every process.
 
 A template is code that comes with a model, so it runs in Jinja's sandbox, and beyond that nothing that would let it run
-for ever or fill the memory is there: loops are counted, texts have a limit, filters and methods that widen text to a
-given width are missing. Nothing depends on time or chance either: `strftime_now` gives the one date that it was told,
-and is missing where it was told none; there is no `random`.
+for ever or fill the memory is there: turns of loops and calls are counted, texts and nested values have a limit, and so
+have the arguments of filters; what widens text to a given width is missing. Nothing depends on time or chance either:
+`strftime_now` gives the one date that it was told, and is missing where it was told none; there is no `random`.
 
 `{% generation %} ... {% endgeneration %}` is understood, and marks what the assistant said.
 """
@@ -11,6 +11,7 @@ and is missing where it was told none; there is no `random`.
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 import jinja2
 import jinja2.ext
 import jinja2.nodes
+import jinja2.runtime
 import jinja2.sandbox
 
 from ..errors import PipelineError
@@ -28,6 +30,10 @@ __all__ = ["ChatTemplate", "TemplateFailure"]
 MAX_TEMPLATE_CHARS = 1 << 20
 MAX_TEXT_CHARS = 16 << 20
 MAX_LOOPS = 1_000_000
+MAX_NUMBER = 1_000_000
+"""Largest number that a filter takes as an argument."""
+MAX_VALUES = 1_000_000
+"""Most values inside one that is turned into text."""
 
 # Noncharacters: they occur in no text that is to be exchanged, and never in a template's own words.
 BEGIN, END = "\ufdd0", "\ufdd1"
@@ -70,11 +76,44 @@ def _charged(iterable: Iterable[Any]) -> Iterable[Any]:
 def _charge(turns: int) -> None:
     _meter.loops -= turns
     if _meter.loops < 0:
-        raise TemplateFailure(f"the template goes round its loops more than {MAX_LOOPS:,} times")
+        raise TemplateFailure(f"the template goes round its loops, or calls something, more than {MAX_LOOPS:,} times")
+
+
+def _checked(value: Any) -> Any:
+    """The value, unless there is too much in it to be looked through: lists may hold each other many times over."""
+    if isinstance(value, list | tuple | dict):
+        inside, count = [value], 0
+        while inside:
+            items = inside.pop()
+            items = list(items.values()) if isinstance(items, dict) else items
+            count += len(items)
+            if count > MAX_VALUES:
+                raise TemplateFailure(f"the template makes text of a value with more than {MAX_VALUES:,} others in it")
+            inside += [item for item in items if isinstance(item, list | tuple | dict)]
+    return value
+
+
+def _bounded(name: str, function: Any) -> Any:
+    """A filter of Jinja's that takes no large numbers, looks through no endless values and makes no endless text."""
+    subject = 1 if getattr(function, "jinja_pass_arg", None) else 0
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        _charge(1)
+        value, given = args[subject] if len(args) > subject else None, [*args[subject + 1 :], *kwargs.values()]
+        _checked(value)
+        if any(isinstance(number, int) and abs(number) > MAX_NUMBER for number in given):
+            raise TemplateFailure(f"the template gives the filter {name} a number above {MAX_NUMBER:,}")
+        widest = max([len(text) for text in given if isinstance(text, str)], default=0)
+        if isinstance(value, str | list | tuple | dict) and (len(value) + 1) * max(1, widest) > 8 * MAX_TEXT_CHARS:
+            raise TemplateFailure(f"the template makes a text of more than {MAX_TEXT_CHARS:,} characters")
+        return function(*args, **kwargs)
+
+    return run
 
 
 def _joined(*parts: Any) -> str:
-    texts = [str(part) for part in parts]
+    texts = [str(_checked(part)) for part in parts]
     if sum(map(len, texts)) > MAX_TEXT_CHARS:
         raise TemplateFailure(f"the template makes a text of more than {MAX_TEXT_CHARS:,} characters")
     return "".join(texts)
@@ -99,6 +138,12 @@ class _Generation(jinja2.ext.Extension):
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset({"*", "+", "**", "%"})
+
+    def call(self, context: Any, obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _charge(8)  # macros may call themselves, and so may loops; a call takes about as long as so many turns
+        if isinstance(obj, jinja2.runtime.LoopContext) and args:
+            args = (_counted(args[0]), *args[1:])
+        return super().call(context, obj, *args, **kwargs)
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         if isinstance(obj, str) and attribute in _WIDENING:
@@ -146,8 +191,9 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if isinstance(indent, int) and indent > 16:
-        raise TemplateFailure(f"the template indents JSON by {indent}; at most 16 is allowed")
+    if indent is not None and not (isinstance(indent, int) and indent <= 16):
+        raise TemplateFailure(f"the template indents JSON by {str(indent)[:40]!r}; a number up to 16 is allowed")
+    _checked(value)
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -184,10 +230,14 @@ class ChatTemplate:
             )
         self._arguments = source, dict(tokens), date, dict(variables or {})
         environment = _Environment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+            finalize=_checked,
         )
         for name in _MISSING_FILTERS:
             environment.filters.pop(name, None)
+        environment.filters = {name: _bounded(name, made) for name, made in environment.filters.items()}
         environment.filters["tojson"] = _to_json
         for name in ("lipsum", "cycler", "joiner"):
             environment.globals.pop(name, None)
