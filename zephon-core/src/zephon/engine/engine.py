@@ -65,6 +65,9 @@ class Engine:
         """
         plan = self._plan
         lanes = list(self.lanes.values())
+        for lane in lanes:
+            # The first round waits for a block of every lane, and not for all that the lanes before it look ahead.
+            lane.fill(1)
         while True:
             for lane in lanes:
                 lane.fill()

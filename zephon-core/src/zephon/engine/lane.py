@@ -11,7 +11,11 @@ ever take the head. The end of a window travels through the queues as a mark bet
 
 from __future__ import annotations
 
+<<<<<<< HEAD
 import itertools
+=======
+import math
+>>>>>>> runners
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -178,15 +182,24 @@ class LaneStream:
         self._barren_rows = 0  # rows since the last token
         self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
 
-    def fill(self) -> None:
-        """Hand out work up to the look-ahead; at least one block where nothing is under way and no record is ready."""
+    def fill(self, most: float = math.inf) -> None:
+        """Hand out work up to the look-ahead; at least one block where nothing is under way and no record is ready.
+
+        Args:
+            most: hand out no more than so many pieces.
+        """
         # A lane whose records wait gets no more work: else a slow consumer would find ever more of them.
         made = self.ready * self._plan.pack.record_length * 4 + self._made_bytes
-        while not self._exhausted and (
-            not (self._documents or self._rows or self.ready)
-            or (self._runner.looks_ahead and self._under_way + made < self._budget)
+        while (
+            most > 0
+            and not self._exhausted
+            and (
+                not (self._documents or self._rows or self.ready)
+                or (self._runner.looks_ahead and self._under_way + made < self._budget)
+            )
         ):
             self._hand_out()
+            most -= 1
 
     def advance(self, *, wait: bool) -> None:
         """Move finished work on; with `wait`, until records are ready or the lane has ended."""
