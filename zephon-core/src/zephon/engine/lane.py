@@ -11,11 +11,8 @@ ever take the head. The end of a window travels through the queues as a mark bet
 
 from __future__ import annotations
 
-<<<<<<< HEAD
 import itertools
-=======
 import math
->>>>>>> runners
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
