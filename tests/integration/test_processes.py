@@ -27,13 +27,15 @@ PLACES = [{"runner": "process"}, {"isolate": True}, {"runner": "process", "isola
 def start(tokenizer, tmp_path, environment=None, **given):
     given = {"tokenizer": str(tokenizer), "done": str(tmp_path / "done"), "batches": 20, **given}
     folders = os.pathsep.join([str(RUNNING.parents[1]), os.environ.get("PYTHONPATH", "")])
-    return subprocess.Popen(
+    process = subprocess.Popen(
         [sys.executable, str(RUNNING), json.dumps(given)],
         env={**os.environ, "PYTHONPATH": folders, **(environment or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
+    _started.append(process)
+    return process
 
 
 def finished(process):
@@ -56,9 +58,14 @@ def digests(pipeline, batches=20):
     return [next(batch).digests for batch in [iter(pipeline)] for _ in range(batches)]
 
 
+_started: list[subprocess.Popen] = []
+
+
 @pytest.fixture(autouse=True)
 def _no_process_is_left():
     yield
+    while _started:
+        _started.pop().kill()
     gc.collect()
     wait_until(lambda: not children_of(os.getpid()))
 
