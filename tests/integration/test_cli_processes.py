@@ -172,5 +172,6 @@ def test_the_demo_runs_from_nothing(tmp_path):
         "cache",
         "corpus",
         "recipe.toml",
+        "samples",
         "tokenizer",
     ]

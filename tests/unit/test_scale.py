@@ -86,7 +86,7 @@ def test_compressed_files_of_many_datasets_stay_within_the_open_files_allowed(tm
     for _ in range(2):
         for number, opened in enumerate(datasets):
             assert opened.take(np.array([7]))["text"].to_pylist() == [f"{number} 7"]
-            assert open_files() <= 5 * 2
+            assert open_files() <= (5 + 1) * 2  # the next one is opened before another is let go
     for opened in datasets:
         opened.close()
     assert open_files() == 0
