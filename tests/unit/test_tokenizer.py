@@ -147,7 +147,7 @@ def test_fastokens_starts_no_threads_and_leaves_the_environment_alone(folder: Pa
         "before = len(os.listdir('/proc/self/task')) if os.path.exists('/proc/self/task') else 0\n"
         "t.encode(pa.array(['some words ' * 1000] * 500))\n"
         "after = len(os.listdir('/proc/self/task')) if os.path.exists('/proc/self/task') else 0\n"
-        "print(after - before, 'FASTOKENS_BPE_THREADS' in os.environ)\n"
+        "print(max(0, after - before), 'FASTOKENS_BPE_THREADS' in os.environ)\n"  # one of loading may just end
     )
     import os
     import subprocess
