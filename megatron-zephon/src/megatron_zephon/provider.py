@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
-import shlex
 import tempfile
 import time
 from argparse import Namespace
@@ -23,7 +21,7 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
 from zephon.sources import source_of
-from zephon.state import check_ranks_agree
+from zephon.state import check_ranks_agree, with_flag
 from zephon.tokenizer import Tokenizer
 from zephon.topology import Topology
 
@@ -245,10 +243,7 @@ def _restore(args: Namespace, pipeline: Pipeline, states: list[Mapping[str, Any]
     try:
         pipeline.restore(states, allow_changes=_allowed(args))
     except CheckpointError as error:
-        text, _, names = str(error).partition("\nTo accept this on purpose, pass allow_changes=")
-        flag = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
-        how = f"\nTo accept this on purpose, pass --zephon-allow-changes {flag}" if names else ""
-        raise CheckpointError(text + how) from None
+        raise with_flag(error, "--zephon-allow-changes") from None
 
 
 def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-import shlex
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -16,7 +14,7 @@ from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.pipeline import Mixture
 from zephon.progress import Progress
 from zephon.sources import source_of
-from zephon.state import check_ranks_agree
+from zephon.state import check_ranks_agree, with_flag
 from zephon.topology import Topology
 
 from .checkpointing import blank_keys, from_keys, refusal, to_keys
@@ -221,10 +219,7 @@ class ZephonDataLoader(BaseDataLoader):
         try:
             self._pipeline.restore(state, allow_changes=self._config.allow_changes)
         except CheckpointError as error:
-            text, _, names = str(error).partition("\nTo accept this on purpose, pass allow_changes=")
-            flag = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
-            how = f"\nTo accept this on purpose, pass --dataloader.allow_changes {flag}" if names else ""
-            raise CheckpointError(text + how) from None
+            raise with_flag(error, "--dataloader.allow_changes") from None
         mine = self._topology.global_batch
         if global_batch and mine and global_batch != mine:
             _log.warning(

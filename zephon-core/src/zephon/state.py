@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
+import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +28,7 @@ __all__ = [
     "check_ranks_agree",
     "merge_checkpoints",
     "read_states",
+    "with_flag",
 ]
 
 SCHEMA_VERSION = 1
@@ -308,6 +311,16 @@ def read_states(states: Any) -> list[RunState]:
     return [RunState.from_dict(state) for state in states]
 
 
+_HOW = "\nTo accept this on purpose, pass allow_changes="
+
+
+def with_flag(error: CheckpointError, flag: str) -> CheckpointError:
+    """A refusal of `check_fingerprint` that names the command line's `flag` in place of the argument; others as is."""
+    text, _, names = str(error).partition(_HOW)
+    given = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
+    return CheckpointError(f"{text}\nTo accept this on purpose, pass {flag} {given}" if names else text)
+
+
 def check_fingerprint(
     then: Mapping[str, Any],
     now: Mapping[str, Any],
@@ -341,11 +354,7 @@ def check_fingerprint(
             lines.append(f"  {line}")
             names.append(name)
     if lines:
-        raise CheckpointError(
-            f"{where}; the data would differ:\n"
-            + "\n".join(lines)
-            + f"\nTo accept this on purpose, pass allow_changes={names}."
-        )
+        raise CheckpointError(f"{where}; the data would differ:\n" + "\n".join(lines) + f"{_HOW}{names}.")
     return allowed
 
 
