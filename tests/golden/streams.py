@@ -109,7 +109,7 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
         )
         pipeline = pipeline.tokenize(tokenizer, special_tokens=special)
         if ensure:
-            pipeline = pipeline.ensure_mixture()
+            pipeline = pipeline.ensure_mixture(40)
         options = dict(pack or {})
         pipeline = getattr(pipeline, options.pop("how", "pack_flat"))(seq_len, **options)
         if buffer:

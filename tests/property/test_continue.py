@@ -83,7 +83,7 @@ def build_all(source, shape, tokenizer, groups=1, microbatch=1):
             .tokenize(tokenizer)
         )
         ensure = shape["algorithm"] == "ensure_mixture"
-        pipeline = pipeline.ensure_mixture() if ensure else pipeline
+        pipeline = pipeline.ensure_mixture(64) if ensure else pipeline
         pipeline = pipeline.pack_flat(shape["seq_len"], "wrap" if ensure else shape["algorithm"])
         if shape["buffer"]:
             pipeline = pipeline.shuffle(shape["buffer"], seed=3)

@@ -19,7 +19,7 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan_zephon import ZephonDataLoader
-from torchtitan_zephon.checkpointing import from_keys, refusal
+from torchtitan_zephon.checkpointing import from_keys, look_ahead
 from torchtitan_zephon.metrics import loader_metrics
 from torchtitan_zephon.trainer_view import TrainerView
 
@@ -372,21 +372,21 @@ class TestState:
             initial_load_model_only=True,
         )
         view = TrainerView(SimpleNamespace(dump_folder=str(tmp_path), checkpoint=checkpoint))
-        assert refusal(view, 8) is None  # a fresh start
+        assert look_ahead(view, 8) is None  # a fresh start
         for name, keys in (("step-2", {"dp_rank_0": "x"}), ("step-10", {})):
             state = {"dataloader": keys, "train_state": {"step": 1}}
             dcp.save(state, checkpoint_id=tmp_path / "checkpoint" / name, no_dist=True)
-        assert "step-10 holds no data loader's state" in refusal(view, 8).text
+        assert "step-10 holds no data loader's state" in look_ahead(view, 8).refusal.text
         checkpoint.load_step = 2
-        assert "step-2 holds the state of another data loader" in refusal(view, 8).text
+        assert "step-2 holds the state of another data loader" in look_ahead(view, 8).refusal.text
         checkpoint.exclude_from_loading = ["dataloader"]
-        assert refusal(view, 8) is None
+        assert look_ahead(view, 8) is None
         checkpoint.exclude_from_loading = []
         checkpoint.folder, checkpoint.load_step = "none", -1
         checkpoint.initial_load_path = str(tmp_path / "checkpoint" / "step-2")
-        assert refusal(view, 8) is None  # the model alone
+        assert look_ahead(view, 8) is None  # the model alone
         checkpoint.initial_load_model_only = False
-        assert refusal(view, 8).absent
+        assert look_ahead(view, 8).refusal.absent
 
     def test_is_looked_for_in_a_remote_folder_as_well(self, tmp_path):
         import torch.distributed.checkpoint as dcp
@@ -401,10 +401,10 @@ class TestState:
             initial_load_model_only=True,
         )
         view = TrainerView(SimpleNamespace(dump_folder="elsewhere", checkpoint=checkpoint))
-        assert "checkpoint/step-4 holds no data loader's state" in refusal(view, 8).text
+        assert "checkpoint/step-4 holds no data loader's state" in look_ahead(view, 8).refusal.text
         # TorchTitan writes the last checkpoint of a run so by default.
         dcp.save({"norm.weight": torch.ones(2)}, checkpoint_id=tmp_path / "checkpoint" / "step-5", no_dist=True)
-        found = refusal(view, 8)
+        found = look_ahead(view, 8).refusal
         assert "step-5 holds a model alone" in found.text and not found.absent
 
 

@@ -1,9 +1,9 @@
 """The state of the data in TorchTitan's distributed checkpoint (DCP).
 
-The loader's part of a checkpoint is one key per lane, an int64[7] tensor (six numbers and their checksum), and one key
-for the run, uint8 with a JSON text in it. Every rank writes the keys of its lanes; DCP keeps one of equal keys. A load
-asks for the keys that the fresh loader lists, which are those of the lanes that it owns now: so any topology loads what
-any other saved.
+The loader's part of a checkpoint is one key per lane, an int64[7] tensor (six numbers and their checksum; with
+ensure_mixture one number per dataset besides), and one key for the run, uint8 with a JSON text in it. Every rank writes
+the keys of its lanes; DCP keeps one of equal keys. A load asks for the keys that the fresh loader lists, which are
+those of the lanes that it owns now: so any topology loads what any other saved.
 
 DCP refuses a checkpoint that lacks a key with a message about keys. So before the first load the checkpoint's list of
 keys is looked at, where the trainer's config says which checkpoint it will be.
@@ -12,10 +12,11 @@ keys is looked at, where the trainer's config says which checkpoint it will be.
 from __future__ import annotations
 
 import json
+import math
 import re
 import struct
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -31,13 +32,14 @@ from zephon.topology import Topology
 from .ranks import gathered, is_distributed
 from .trainer_view import TrainerView
 
-__all__ = ["Refusal", "blank_keys", "from_keys", "refusal", "to_keys"]
+__all__ = ["Ahead", "Refusal", "blank_keys", "from_keys", "look_ahead", "to_keys"]
 
 _RUN = "run"
 _LANE = "lane_"
 _PREFIX = "dataloader."
 _RUN_BYTES = 256 << 10  # ten thousand datasets take about half of it
 _MOST_TEXT = 16 << 20
+_MOST_NUMBERS = 1 << 17
 
 
 def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, torch.Tensor]:
@@ -68,11 +70,11 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
     }
 
 
-def blank_keys(topology: Topology) -> dict[str, torch.Tensor]:
-    """The keys of a rank, to be loaded into."""
+def blank_keys(topology: Topology, numbers: int) -> dict[str, torch.Tensor]:
+    """The keys of a rank, to be loaded into; lanes have so many numbers each, their checksum included."""
     return {
         _RUN: torch.zeros(_RUN_BYTES, dtype=torch.uint8),
-        **{f"{_LANE}{lane}": torch.zeros(7, dtype=torch.int64) for lane in topology.owned},
+        **{f"{_LANE}{lane}": torch.zeros(numbers, dtype=torch.int64) for lane in topology.owned},
     }
 
 
@@ -97,8 +99,8 @@ def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
         ) from None
     starts = {}
     for lane, numbers in lanes.items():
-        start = LaneStart(*numbers[:6]) if len(numbers) == 7 else None
-        if start is None or numbers[6] != _check(lane, start):
+        start = LaneStart.of(numbers[:-1]) if len(numbers) >= 7 else None
+        if start is None or numbers[-1] != _check(lane, start):
             raise CheckpointError(
                 f"the data loader's part of the checkpoint is damaged: lane {lane} does not match its checksum; load "
                 "another checkpoint (--checkpoint.load_step)."
@@ -132,8 +134,9 @@ def _unpacked(packed: torch.Tensor) -> str:
 
 
 def _check(lane: int, start: LaneStart) -> int:
-    """CRC-32 of a lane's number and its six numbers."""
-    return zlib.crc32(struct.pack("<7q", lane, *start.as_list()))
+    """CRC-32 of a lane's number and its numbers."""
+    numbers = lane, *start.as_list()
+    return zlib.crc32(struct.pack(f"<{len(numbers)}q", *numbers))
 
 
 _OF_A_RUN = ("dataloader.", "optimizer.", "train_state.", "lr_scheduler.")
@@ -153,8 +156,21 @@ class Refusal:
     absent: bool
 
 
-def refusal(view: TrainerView, lanes: int) -> Refusal | None:
-    """Why the checkpoint that the trainer is about to load cannot be loaded, or None.
+@dataclass(frozen=True)
+class Ahead:
+    """The checkpoint that the trainer is about to load.
+
+    Attributes:
+        refusal: why it cannot be loaded, or None.
+        numbers: how many numbers it has per lane, their checksum included.
+    """
+
+    refusal: Refusal | None
+    numbers: int
+
+
+def look_ahead(view: TrainerView, lanes: int) -> Ahead | None:
+    """Looks at the checkpoint that the trainer is about to load; None where none is known of.
 
     To be called by all ranks alike: the first one looks, and tells the others. Whatever else may be wrong with the
     checkpoint is DCP's to tell.
@@ -162,19 +178,27 @@ def refusal(view: TrainerView, lanes: int) -> Refusal | None:
     mine = b""
     if not is_distributed() or dist.get_rank() == 0:
         try:
-            found = _refusal(view, lanes)
+            found = _look_ahead(view, lanes)
         except OSError:  # of a folder that cannot be read; the others wait for an answer
             found = None
         mine = b"" if found is None else json.dumps(asdict(found)).encode()
     told = gathered(mine)[0]
-    return Refusal(**json.loads(told)) if told else None
+    if not told:
+        return None
+    refused, numbers = (json.loads(told)[name] for name in ("refusal", "numbers"))
+    return Ahead(Refusal(**refused) if refused else None, numbers)
 
 
-def _refusal(view: TrainerView, lanes: int) -> Refusal | None:
+def _look_ahead(view: TrainerView, lanes: int) -> Ahead | None:
     folder = _about_to_load(view)
     keys = None if folder is None else _keys_in(folder)
-    if keys is None:
+    if folder is None or keys is None:
         return None
+    sizes = [size for key, size in keys.items() if key.startswith(f"{_PREFIX}{_LANE}")]
+    return Ahead(_refusal(folder, keys, lanes), min(max(sizes, default=0), _MOST_NUMBERS))
+
+
+def _refusal(folder: str, keys: Collection[str], lanes: int) -> Refusal | None:
     names = [key.removeprefix(_PREFIX) for key in keys if key.startswith(_PREFIX)]
     if not any(key.startswith(_OF_A_RUN) for key in keys):
         return Refusal(
@@ -227,13 +251,14 @@ def _about_to_load(view: TrainerView) -> str | None:
     return None
 
 
-def _keys_in(folder: str) -> list[str] | None:
-    """The keys of a checkpoint, or None where they cannot be read."""
+def _keys_in(folder: str) -> dict[str, int] | None:
+    """The keys of a checkpoint and how many numbers there are in each, or None where they cannot be read."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # the one that DCP takes for URIs
 
     reader = FsspecReader if filesystem.is_remote(folder) else FileSystemReader
     try:
-        return list(reader(folder).read_metadata().state_dict_metadata)
+        found = reader(folder).read_metadata().state_dict_metadata
+        return {key: math.prod(getattr(value, "size", ())) for key, value in found.items()}
     except Exception:
         return None

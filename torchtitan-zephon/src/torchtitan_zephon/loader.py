@@ -17,7 +17,7 @@ from zephon.sources import source_of
 from zephon.state import check_ranks_agree, with_flag
 from zephon.topology import Topology
 
-from .checkpointing import blank_keys, from_keys, refusal, to_keys
+from .checkpointing import blank_keys, from_keys, look_ahead, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder
 from .config import ZephonConfig
 from .forms import BaseDataLoader, choose_form
@@ -193,19 +193,18 @@ class ZephonDataLoader(BaseDataLoader):
         Raises:
             CheckpointError: before a load, the checkpoint has no state that fits.
         """
-        # Before a load, only names and shapes matter.
-        waits = self._pipeline.awaits_state
-        keys = (
-            blank_keys(self._topology) if waits else to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
-        )
-        if not self._started:
-            refused = refusal(self._view, self._topology.lanes)
-            if refused is not None:
-                if self._config.start_afresh and refused.absent:
-                    _log.warning("%s: start_afresh begins the data at their start.", refused.text.partition(",")[0])
-                    return {}
-                raise CheckpointError(refused.text)
-        return keys
+        ahead = None if self._started else look_ahead(self._view, self._topology.lanes)
+        if ahead is not None:
+            if ahead.refusal and self._config.start_afresh and ahead.refusal.absent:
+                _log.warning("%s: start_afresh begins the data at their start.", ahead.refusal.text.partition(",")[0])
+                return {}
+            if ahead.refusal:
+                raise CheckpointError(ahead.refusal.text)
+            # Before a load, only names and shapes matter, and the shapes are those of the run that saved.
+            return blank_keys(self._topology, ahead.numbers)
+        if self._pipeline.awaits_state:
+            return blank_keys(self._topology, 7)
+        return to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on where the checkpoint was taken, on whatever number of ranks.

@@ -1,8 +1,9 @@
 """The flush index: where every window of every lane begins, so that a run can be entered anywhere without a checkpoint.
 
 A run keeps it by appending 64 bytes per lane and window: lane, the six numbers of `LaneStart` (int64), and a CRC-32 of
-those 56 bytes. Where windows begin is a pure function of the data, so entries of any rank, of any topology and of runs
-that were killed all hold, as long as the fingerprint in the header of their file is the run's own.
+those 56 bytes; with ensure_mixture `LaneStart` has one number more per dataset. Where windows begin is a pure function
+of the data, so entries of any rank, of any topology and of runs that were killed all hold, as long as the fingerprint
+in the header of their file is the run's own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ __all__ = ["FlushIndex", "FlushIndexWriter"]
 _log = logging.getLogger("zephon")
 
 _HEADER_BYTES = 256
-_ENTRY = np.dtype([("numbers", "<i8", (7,)), ("crc", "<u8")])
 
 
 class FlushIndexWriter:
@@ -68,12 +68,19 @@ class FlushIndexWriter:
 class FlushIndex:
     """Reads the index files of a folder that belong to one run; damaged entries are passed over.
 
+    Args:
+        folder, fingerprint: as for `FlushIndexWriter`.
+        first: where the lanes of the run begin.
+
     Raises:
         CheckpointError: the folder holds index files, but of other data only.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], fingerprint: str) -> None:
+    def __init__(self, folder: str | os.PathLike[str], fingerprint: str, first: LaneStart) -> None:
+        self._first = first
+        numbers = len(first.as_list())
         found, foreign = [], 0
+        entry = np.dtype([("numbers", "<i8", (1 + numbers,)), ("crc", "<u8")])
         for file in sorted(Path(folder).glob("*.flush")):
             try:
                 content = file.read_bytes()
@@ -88,7 +95,7 @@ class FlushIndex:
                 foreign += 1
                 continue
             body = content[_HEADER_BYTES:]
-            entries = np.frombuffer(body[: len(body) // _ENTRY.itemsize * _ENTRY.itemsize], dtype=_ENTRY)
+            entries = np.frombuffer(body[: len(body) // entry.itemsize * entry.itemsize], dtype=entry)
             sound = [zlib.crc32(e["numbers"].tobytes()) == e["crc"] for e in entries]
             found.append(entries["numbers"][np.array(sound, dtype=bool)])
         if foreign and not found:
@@ -96,7 +103,7 @@ class FlushIndex:
                 f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length "
                 "or lanes); give the index of this run, or none to count from the start."
             )
-        entries = np.concatenate(found) if found else np.empty((0, 7), dtype=np.int64)
+        entries = np.concatenate(found) if found else np.empty((0, 1 + numbers), dtype=np.int64)
         self._by_lane = {int(lane): entries[entries[:, 0] == lane] for lane in np.unique(entries[:, 0])}
 
     def start(self, lane: int, records: int) -> LaneStart:
@@ -107,5 +114,5 @@ class FlushIndex:
             if len(before):
                 # Windows without a record share a number of records; the later one is nearer.
                 best = before[np.lexsort((before[:, 1], before[:, 2]))[-1]]
-                return LaneStart(*(int(number) for number in best[1:]))
-        return LaneStart()
+                return LaneStart.of(best[1:])
+        return self._first

@@ -350,7 +350,7 @@ class Pipeline:
 
     # From documents to batches
 
-    def ensure_mixture(self, buffer_size: int = 32768) -> Pipeline:
+    def ensure_mixture(self, buffer_size: int | None = None) -> Pipeline:
         """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
         return self._with(EnsureMixture(buffer_size))
 
@@ -521,7 +521,10 @@ class Pipeline:
                 where="the state was taken with other data",
                 explain=compiled.explain_growth,
             )
-        position = read.starts(compiled.topology)
+        starts, used = read.starts(compiled.topology)
+        if compiled.plan.mixture:
+            starts = _with_skips(starts, read.tokens_per_row, compiled.plan.dataset_names)
+        position = starts, used
         for difference in accepted:
             _log.warning("the data differ from those of the state, as allow_changes says: %s", difference)
         self.close()
@@ -570,9 +573,9 @@ class Pipeline:
                 f"{lanes}, from 0."
             )
         rounds = sequence_number // lanes
-        starts = dict.fromkeys(compiled.topology.owned, LaneStart())
+        starts = dict.fromkeys(compiled.topology.owned, compiled.plan.first_start)
         if self._options.flush_index is not None:
-            index = FlushIndex(self._options.flush_index, compiled.digest)
+            index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
             starts = {lane: index.start(lane, rounds) for lane in compiled.topology.owned}
         self.close()
         self._position = starts, rounds * compiled.topology.width
@@ -693,7 +696,8 @@ class Pipeline:
             return self._position
         if self.awaits_state:
             raise CheckpointError(NO_CUT)
-        return dict.fromkeys(self._compile().topology.owned, LaneStart()), 0
+        compiled = self._compile()
+        return dict.fromkeys(compiled.topology.owned, compiled.plan.first_start), 0
 
     def _compile(
         self, tokens_per_row: Mapping[str, float] | None = None, earlier: Sequence[Earlier] | None = None
@@ -787,3 +791,13 @@ def _packing_of(recipe: DataRecipe, seq_len: int) -> PackFlat:
 
 def _unless_auto(value: Any) -> Any:
     return None if value == "auto" else value
+
+
+def _with_skips(starts: Mapping[int, LaneStart], then: Collection[str], now: Collection[str]) -> dict[int, LaneStart]:
+    """Starts of lanes whose skips, one per dataset of `then` by name, are given one per dataset of `now`."""
+    names = sorted(then)
+    made = {}
+    for lane, start in starts.items():
+        skips = dict(zip(names, start.skips, strict=True)) if start.skips else {}
+        made[lane] = replace(start, skips=tuple(skips.get(name, 0) for name in sorted(now)))
+    return made

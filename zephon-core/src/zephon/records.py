@@ -37,11 +37,15 @@ def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, n
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A token of a lane: which chunk, which row of that chunk, which token of that row's document."""
+    """A token of a lane: which chunk, which row of that chunk, which token of that row's document.
+
+    With ensure_mixture `skips` are, for each dataset by name, its tokens from there on that earlier records have used.
+    """
 
     chunk: int
     position: int
     token: int
+    skips: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """Checkpoints of a pipeline: plain data, versioned, checked before use.
 
 A state is a dict of JSON types. What it holds does not grow with the run: who made the data (the fingerprint), how many
-records have been used, and six whole numbers per lane. States taken by several ranks merge; a restore takes the lanes
-that it owns, so the number of groups may change wherever all groups stand at the same round.
+records have been used, and six whole numbers per lane (with ensure_mixture, one more per dataset). States taken by
+several ranks merge; a restore takes the lanes that it owns, so the number of groups may change wherever all groups
+stand at the same round.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ __all__ = [
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
 
-STREAM_VERSION = 1
+STREAM_VERSION = 2
 """Raised by every change that alters any stream of records for the same recipe, seed and data."""
 
 _MAX = 1 << 62
@@ -52,6 +53,8 @@ class LaneStart:
         chunk, position, token: the first token of the next record: a chunk, a row of it, a token of the row's document.
             At the start of a window it lies before the window where a record went over its end.
         buffer: which shuffle buffer of the window comes next.
+        skips: with ensure_mixture, for each dataset by name, its tokens from `chunk` and `position` on that earlier
+            records have used.
     """
 
     window: int = 0
@@ -60,10 +63,17 @@ class LaneStart:
     position: int = 0
     token: int = 0
     buffer: int = 0
+    skips: tuple[int, ...] = ()
 
     def as_list(self) -> list[int]:
-        """The six numbers, in order."""
-        return [self.window, self.records_before, self.chunk, self.position, self.token, self.buffer]
+        """The six numbers, in order, and the skips."""
+        return [self.window, self.records_before, self.chunk, self.position, self.token, self.buffer, *self.skips]
+
+    @staticmethod
+    def of(numbers: Sequence[int]) -> LaneStart:
+        """From what `as_list` gave."""
+        window, before, chunk, position, token, buffer, *skips = map(int, numbers)
+        return LaneStart(window, before, chunk, position, token, buffer, tuple(skips))
 
 
 @dataclass(frozen=True)
@@ -167,14 +177,18 @@ class RunState:
         if not isinstance(lanes_data, Mapping):
             raise CheckpointError('the state is damaged: "lanes" is missing or no dict.')
         lanes = {}
+        ratios = _ratios(data)
         known = {str(lane) for lane in range(lanes_total)}
         for key, value in lanes_data.items():
             if key not in known:
                 raise CheckpointError(f"the state is damaged: {str(key)[:20]!r} is no lane of 0 to {lanes_total - 1}.")
-            if not (isinstance(value, Sequence) and len(value) == 6 and all(_is_count(v) for v in value)):
-                raise CheckpointError(f"the state is damaged: lane {key} does not hold six whole numbers.")
-            lanes[int(key)] = LaneStart(*value)
-        fingerprint, ratios = data.get("fingerprint"), _ratios(data)
+            whole = isinstance(value, Sequence) and all(_is_count(v) for v in value)
+            if not (whole and len(value) in (6, 6 + len(ratios))):
+                raise CheckpointError(
+                    f"the state is damaged: lane {key} does not hold six whole numbers, or six and one per dataset."
+                )
+            lanes[int(key)] = LaneStart.of(value)
+        fingerprint = data.get("fingerprint")
         if not isinstance(fingerprint, Mapping) or len(fingerprint) > _MAX_FINGERPRINT:
             raise CheckpointError('the state is damaged: "fingerprint" is missing or no dict.')
         skipped = data.get("skipped")

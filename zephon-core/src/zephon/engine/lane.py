@@ -164,7 +164,7 @@ class LaneStream:
         self._stage = plan.stateful
         self._rows: _Queue = deque()  # for the stateful transform
         self._window = self._stage.begin() if self._stage else None
-        self._stage_window = plan.window_at(lane, start.chunk)
+        self._stage_window = plan.window_at(start.chunk)
         self._work = self._pieces(start)
         if plan.readahead_bytes and runner.looks_ahead:
             self._work = self._announced(self._work, plan.readahead_bytes // plan.topology.width)
@@ -265,7 +265,7 @@ class LaneStream:
         """The next rows, or a mark, into the stateful transform; what it gives goes on to the workers."""
         stage, window, plan = self._stage, self._window, self._plan
         assert stage and window
-        chunk = plan.window_first(self._lane, self._stage_window)
+        chunk = plan.window_first(self._stage_window)
         if isinstance(item, _WindowEnd | _LaneEnd):
             self._estimates.append(0.0)
             emitted = stage.flush(window, chunk)
@@ -337,9 +337,10 @@ class LaneStream:
         """Tell where the window begins that the packer has reached."""
         if self._on_window:
             window = self._packer_window
-            carry = self._packer.carry() or Pointer(self._plan.window_first(self._lane, window), 0, 0)
+            carry = self._packer.carry() or Pointer(self._plan.window_first(window), 0, 0)
             before = self._records_packed + self._packer.records
-            self._on_window(self._lane, LaneStart(window, before, carry.chunk, carry.position, carry.token))
+            start = LaneStart(window, before, carry.chunk, carry.position, carry.token, skips=carry.skips)
+            self._on_window(self._lane, start)
 
     def _order(self, item: tuple[Task, Job] | _WindowEnd | _LaneEnd) -> None:
         """The next records, or a mark, into the orderer."""
@@ -350,9 +351,9 @@ class LaneStream:
         else:
             made = self._orderer.flush()
         for ordered in made:
-            for chunk, position, token in ordered.origin.tolist():
+            for chunk, position, token, *skips in ordered.origin.tolist():
                 window, before = self._orderer_window, self._records_ordered
-                self.starts.append(LaneStart(window, before, chunk, position, token, ordered.buffer))
+                self.starts.append(LaneStart(window, before, chunk, position, token, ordered.buffer, tuple(skips)))
             self._records_ordered += ordered.records
             self._ordered.append(self._start(ordered))
         if isinstance(item, _WindowEnd):
@@ -398,12 +399,12 @@ class LaneStream:
 
     def _pieces(self, start: LaneStart) -> Iterator[_Piece | _WindowEnd | _LaneEnd]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
-        plan, lane = self._plan, self._lane
+        plan = self._plan
         index, position = start.chunk, start.position
-        window = plan.window_at(lane, index)  # of the rows that are read; before the first record's there may be others
+        window = plan.window_at(index)  # of the rows that are read; before the first record's there may be others
         # A stateful transform, and the account of faults, begin where their window or chunk does.
         if self._stage:
-            index, position = plan.window_first(lane, window), 0
+            index, position = plan.window_first(window), 0
         elif plan.faults.skips:
             position = 0
         while (chunk := self._plan.curriculum.chunk(self._lane, index)) is not None:
@@ -415,7 +416,7 @@ class LaneStream:
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._largest_block)
             index, position = index + 1, 0
-            if index == plan.window_first(lane, window + 1):
+            if index == plan.window_first(window + 1):
                 window += 1
                 if window > start.window:
                     yield _WINDOW_END

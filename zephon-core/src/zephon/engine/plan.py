@@ -13,7 +13,6 @@ from ..faults import FaultPolicy
 from ..io import OpenDataset
 from ..io.damage import FAULT, Lost, split_damaged
 from ..ops import (
-    LEAST_HELD,
     BinPacker,
     DocumentWorker,
     EnsureMixture,
@@ -164,23 +163,18 @@ class Plan:
     faults: FaultPolicy
     stateful: StatefulStage | None = None
 
-    def window_first(self, lane: int, window: int) -> int:
-        """The first chunk of a window of `lane`.
+    @property
+    def first_start(self) -> LaneStart:
+        """Where lanes begin at the start of the run."""
+        return LaneStart(skips=(0,) * len(self.dataset_names) if self.mixture else ())
 
-        Windows are of so many chunks each. Where the mixture is held locally, lanes begin their second window at
-        different chunks, since it is at the end of a window that shares are furthest off.
-        """
-        return max(0, window * self.window_chunks - self._first_cut(lane))
+    def window_first(self, window: int) -> int:
+        """The first chunk of a window."""
+        return window * self.window_chunks
 
-    def window_at(self, lane: int, chunk: int) -> int:
-        """The window of `lane` that a chunk is in."""
-        return (chunk + self._first_cut(lane)) // self.window_chunks
-
-    def _first_cut(self, lane: int) -> int:
-        """By how many chunks the first window of `lane` is shorter."""
-        if not self.mixture:
-            return 0
-        return Turns.place(lane, self.topology.lanes) * self.window_chunks // self.topology.lanes
+    def window_at(self, chunk: int) -> int:
+        """The window that a chunk is in."""
+        return chunk // self.window_chunks
 
     def packer(self, lane: int, start: LaneStart, counts: PackCounts) -> Packer:
         """A packer for a lane that begins at `start`, adding to `counts`."""
@@ -189,12 +183,11 @@ class Plan:
             return MixturePacker(
                 pack.record_length,
                 turns=Turns(lane, self.topology.lanes),
-                first_record=start.records_before,
-                window=start.window,
-                window_first=partial(self.window_first, lane),
+                start=start,
+                window_first=self.window_first,
                 rows_before=partial(self.curriculum.rows_before, lane),
                 tokens_per_row=self.tokens_per_row,
-                most_held=max(LEAST_HELD, self.mixture.buffer_size // self.topology.lanes),
+                hold=self.mixture.per_lane(self.topology.lanes, pack.record_length),
                 pad_token=self.pad_token,
                 pad_last=self.pad_last,
                 order=sorted(range(len(self.dataset_names)), key=lambda d: self.dataset_names[d]),

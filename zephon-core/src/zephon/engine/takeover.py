@@ -37,7 +37,7 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
             cuts[number] = chunks, 0
         elif found.window and not found.buffer:
             # A window begins: all rows before it have been packed, except for what it is handed over.
-            last = plan.window_first(number, found.window) - 1
+            last = plan.window_first(found.window) - 1
             chunk = plan.curriculum.chunk(number, last)
             assert chunk is not None
             cuts[number] = last, len(chunk)

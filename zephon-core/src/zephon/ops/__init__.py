@@ -7,7 +7,7 @@ from .chat import TokenizeChat
 from .checks import Finding, check_operators
 from .documents import DocumentWorker, Emitted, Encoder
 from .expression import Expression
-from .mixture import LEAST_HELD, EnsureMixture, MixturePacker, Turns
+from .mixture import EnsureMixture, MixturePacker, Turns
 from .needs import Needs, columns_needed
 from .pack import PackFlat, PackSequences, WrapPacker
 from .pretokenized import Pretokenized
@@ -17,7 +17,6 @@ from .stateful import Stateful, StatefulStage, StatefulTransform, Window
 from .tokenize import Tokenize, add_special_tokens
 
 __all__ = [
-    "LEAST_HELD",
     "AddOp",
     "Batch",
     "BinPacker",

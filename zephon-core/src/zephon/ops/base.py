@@ -45,7 +45,8 @@ class Job:
         run: makes the block.
         nbytes: about how many bytes it moves; small jobs are not worth handing over.
         origins: int64[n, 3], for each of the n records to come, chunk, position and token from which it and all that
-            follow can be made with nothing before it; -1 where there is no such place.
+            follow can be made with nothing before it; -1 where there is no such place. With ensure_mixture there are
+            the `skips` of a `Pointer` besides.
         fresh: whether nothing was held when the first of these records was begun, so that the orderer ends its buffer
             before it: then the lane can be entered there.
     """
@@ -94,7 +95,7 @@ class Packer(Protocol):
         """A window ends: give out what must not go over its end."""
 
     def carry(self) -> Pointer | None:
-        """The first token not yet in a record, or None where there is none: all a window hands to the next.
+        """The first token not yet in a record, or None where there is none: all that a window hands to the next.
 
         Asked after `flush`.
         """
@@ -110,8 +111,8 @@ class Ordered:
     Attributes:
         run, nbytes: as in `Job`.
         records: how many records.
-        origin: int64[1, 3], where these records can be made again from, nothing before it needed: chunk, position and
-            token. No line where they cannot.
+        origin: int64[1, 3], where these records can be made again from, nothing before it needed: one of the `origins`
+            of a `Job`. No line where they cannot.
         buffer: number of their buffer in the window.
     """
 
@@ -126,7 +127,7 @@ class Orderer(Protocol):
     """Accumulator that puts records into their final order."""
 
     def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
-        """Take the next records and their origins, int64[n, 3], as in `Job`; where `fresh`, a buffer begins there."""
+        """Take the next records and their origins, as in `Job`; where `fresh`, a buffer begins there."""
 
     def flush(self) -> list[Ordered]:
         """The window ends: give out everything and start the next one empty."""

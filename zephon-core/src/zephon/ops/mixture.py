@@ -5,41 +5,50 @@ documents may be some percent off, and a single long document fills several reco
 dataset are packed by themselves, so that a record holds tokens of one dataset, and the records of all datasets are
 given out in turn.
 
-Whose turn it is comes from a sequence of points u = frac(round * a + phase(lane)), spread as evenly over 0 .. 1 as
-points can be, both along a lane and over the lanes of a round: a dataset has the turn where u falls into its part of
-0 .. 1, which is as wide as its share of the tokens still to come in the window. So shares hold to a few records over
-any stretch, and what a window has more of one dataset than was planned is spread over the whole window.
+Whose turn it is comes from a sequence of points u = frac(n * a), n the number of a record in the run, spread as evenly
+over 0 .. 1 as points can be, both along the run and along each lane of it: a dataset has the turn where u falls into
+its part of 0 .. 1, which is as wide as its planned share of tokens. All lanes go by the same shares, so they balance
+each other to a few records, without knowing of each other.
 
-The accumulator waits for the dataset whose turn it is, so it holds records of the others; at the end of a window it
-gives out everything, and what fills no record goes into common ones, the last of which is padded.
+What documents bring more or less than planned is held: each lane has a stock of records, and gives one out for every
+one that comes in. As long as a dataset's part of the stock neither is used up nor crowds out the others, its share
+stays as planned; only beyond that it is given out more or less often, gently. So a lane's surplus is spread over
+a long stretch, and the stock goes on over the ends of windows, where a lane can be entered: what is held there is the
+last so many tokens of each dataset, so the lane begins at the oldest of them and leaves out as many tokens of each
+dataset as earlier records have used.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, product
+from operator import itemgetter
 from threading import Lock
 
 import numpy as np
 
 from ..errors import PipelineError
 from ..records import Pointer, RecordBlock, TokenBlock, ragged_take
+from ..state import LaneStart
 from .base import Job, PackCounts
 from .pack import WrapPacker
 
-__all__ = ["LEAST_HELD", "EnsureMixture", "MixturePacker", "Turns"]
+__all__ = ["EnsureMixture", "MixturePacker", "Turns"]
 
 SLOT_ROWS = 256
 """Rows after which records are given out: it must not show where blocks are cut."""
 
 _ONE = 1 << 64
-_GOLDEN = 0x9E3779B97F4A7C15
-LEAST_HELD = 64
-"""Records that each lane may hold back at least."""
+_STOCK_TOKENS = 1 << 25
+_LEAST_TOKENS = 1 << 18
+STALE = 4
+"""Tokens that have waited while so many times the stock came in are given out at the end of the window: a dataset that
+fills a record in a long time must not make a resume go far back."""
+_UNIT = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,67 +56,79 @@ class EnsureMixture:
     """Hold the shares of tokens over every stretch of the run, not only in the long run.
 
     Attributes:
-        buffer_size: records over all lanes together that may wait for their turn; each lane may hold at least 64. Where
-            more would have to wait, they are given out early.
+        buffer_size: records over all lanes together that wait for their turn, at least one per lane. None stands for
+            34 million tokens, whatever the sequence length, and at least 262,144 per lane.
     """
 
-    buffer_size: int = 32768
+    buffer_size: int | None = None
 
     def __post_init__(self) -> None:
         size = self.buffer_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise PipelineError(f"ensure_mixture buffer_size is {size!r}; a whole number of at least 1 is needed.")
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+            raise PipelineError(
+                f"ensure_mixture buffer_size is {size!r}; a whole number of at least 1, or None, is needed."
+            )
+
+    def per_lane(self, lanes: int, record_length: int) -> int:
+        """Records that each of so many lanes holds."""
+        if self.buffer_size is None:
+            return max(1, max(_LEAST_TOKENS, _STOCK_TOKENS // lanes) // record_length)
+        return max(1, self.buffer_size // lanes)
 
 
 class Turns:
     """The points that decide whose turn it is, for one lane of L: whole numbers of 2**-64."""
 
     def __init__(self, lane: int, lanes: int) -> None:
-        self._step = _step(lanes)
-        # Phases are L even parts of 0 .. 1, handed out so that those of neighbouring lanes are spread evenly too: a
-        # round is balanced not only as a whole but wherever one counts from, and so is the part of each group of it.
-        self._phase = (self.place(lane, lanes) << 64) // lanes
-
-    @staticmethod
-    def place(lane: int, lanes: int) -> int:
-        """A permutation of the lanes that puts neighbours far from each other."""
-        return int(_places(lanes)[lane])
+        self._lane, self._lanes, self._step = lane, lanes, _step(lanes)
 
     def choose(self, record: int, weights: Sequence[int], order: Sequence[int]) -> int:
         """Whose turn it is at the lane's record number `record`: an index of `weights`, not all of which are 0.
 
         The parts of 0 .. 1 lie in the given order of the indices.
         """
-        point = (record * self._step + self._phase) % _ONE
+        point = (record * self._lanes + self._lane) * self._step % _ONE
         ends = list(accumulate(weights[d] for d in order))
         return order[bisect_right(ends, point * ends[-1] >> 64)]
 
 
 @lru_cache
-def _places(lanes: int) -> np.ndarray:
-    return np.argsort(np.argsort(np.arange(lanes, dtype=np.uint64) * np.uint64(_GOLDEN)))
+def _step(lanes: int) -> int:
+    """How far the points of neighbouring records of the run lie apart, in units of 2**-64.
+
+    Points are spread the more evenly, the harder it is to come near the step with a fraction: the smaller the partial
+    quotients of its continued fraction are. That is asked of the step from record to record of the run first, but also
+    of the step from record to record of one lane, L times as long, as far as that matters for what a lane holds.
+    """
+
+    def badness(step: int) -> tuple[int, int]:
+        in_lane = max(_quotients(step * lanes % _ONE, 1 << 10), default=_ONE)
+        return max(0, in_lane - 6), sum(_quotients(step, 1 << 14))
+
+    return min(_steps(), key=badness)
 
 
 @lru_cache
-def _step(lanes: int) -> int:
-    """How far the points of a lane lie apart, in units of 2**-64.
+def _steps() -> list[int]:
+    """Numbers whose partial quotients are all 1 after a few that are up to 4."""
+    made = []
+    for count in range(5):
+        for head in product((1, 2, 3, 4), repeat=count):
+            above, below = 0, 1
+            for quotient in (*[1] * 100, *reversed(head)):
+                above, below = below, quotient * below + above
+            made.append((above << 64) // below)
+    return made
 
-    L steps make the golden ratio, so that rounds as a whole are spread as evenly as can be. That leaves L choices for
-    the step; the best is the one that is hardest to come near with a fraction, or a lane would come back to nearly the
-    same points again and again: the largest partial quotient of its continued fraction is as small as can be.
-    """
-    middle = lanes * _GOLDEN >> 64
-    candidates = [((k << 64) + _GOLDEN) // lanes for k in range(max(0, middle - 32), min(lanes, middle + 32) + 1)]
-    return min(candidates, key=lambda step: (_largest_quotient(step % _ONE), abs(step - _GOLDEN)))
 
-
-def _largest_quotient(point: int) -> int:
+def _quotients(point: int, most: int) -> list[int]:
+    """Partial quotients of point / 2**64, up to fractions with a denominator of `most`."""
     quotients, above, below, behind = [], _ONE, point, (0, 1)
-    while below and behind[1] < 1 << 16:  # fractions with larger denominators are of no concern
+    while below and behind[1] < most:
         quotients.append(above // below)
         behind = behind[1], quotients[-1] * behind[1] + behind[0]
         above, below = below, above % below
-    return max(quotients, default=1 << 64)
+    return quotients
 
 
 class _Once:
@@ -135,20 +156,61 @@ class _Waiting:
     next: int = 0
 
 
+@dataclass(slots=True)
+class _Stock:
+    """What a lane holds of one dataset.
+
+    Attributes:
+        packer: holds the tokens that fill no record yet.
+        skip: tokens to come that earlier records have used.
+        waiting: records that wait for their turn.
+        queued: how many they are.
+        taken: tokens taken.
+        keys: int64[n] each, for documents taken, ascending: the place of their row, chunk * 2**32 + position.
+        begins: int64[n] each, the tokens taken before each of them.
+    """
+
+    packer: WrapPacker
+    skip: int
+    waiting: deque[_Waiting] = field(default_factory=deque)
+    queued: int = 0
+    taken: int = 0
+    keys: list[np.ndarray] = field(default_factory=list)
+    begins: list[np.ndarray] = field(default_factory=list)
+
+    def pending(self, length: int) -> int:
+        """Tokens held."""
+        return self.queued * length + self.packer.held
+
+    def oldest(self, length: int) -> int | None:
+        """The place of the row of the first token held."""
+        pending = self.pending(length)
+        if not pending:
+            return None
+        part = bisect_right(self.begins, self.taken - pending, key=itemgetter(0)) - 1
+        return int(self.keys[part][np.searchsorted(self.begins[part], self.taken - pending, side="right") - 1])
+
+    def used_since(self, key: int, length: int) -> int:
+        """Tokens from a place on that are not held; forgets what lies before the place."""
+        part = bisect_left(self.keys, key, key=itemgetter(-1))
+        del self.keys[:part], self.begins[:part]
+        if not self.keys:
+            return 0
+        return self.taken - int(self.begins[0][np.searchsorted(self.keys[0], key)]) - self.pending(length)
+
+
 class MixturePacker:
     """The accumulator of `EnsureMixture` and of "wrap" for one lane.
 
     Args:
         record_length: tokens per record.
         turns: whose turn it is.
-        first_record: records that the lane gave before.
-        window: the window that the lane begins at the start of.
+        start: where the lane begins.
         window_first: the first chunk of a window.
         rows_before: rows of each dataset that the lane has taken before a chunk.
         tokens_per_row: for each dataset, in units of 2**-16.
-        most_held: records that may wait. Half as many are held back until the window ends: they are known for certain,
-            which the rows to come are not, so that the share of what is left cannot swing about towards the end.
-        pad_token: fills up the last record of a window.
+        hold: records in stock.
+        pad_token: fills up the last record of those given out because they waited for too long.
         pad_last: pad the last record of the lane too, rather than leave it out.
         order: the datasets in an order that does not change where others come or go: that of their names.
         counts: where to count.
@@ -159,12 +221,11 @@ class MixturePacker:
         record_length: int,
         *,
         turns: Turns,
-        first_record: int,
-        window: int,
+        start: LaneStart,
         window_first: Callable[[int], int],
         rows_before: Callable[[int], Sequence[int]],
         tokens_per_row: Sequence[int],
-        most_held: int,
+        hold: int,
         pad_token: int,
         pad_last: bool,
         order: Sequence[int],
@@ -172,12 +233,17 @@ class MixturePacker:
     ) -> None:
         self.records = 0
         self.tokens_left_out = 0
-        self._length, self._turns, self._first = record_length, turns, first_record
-        self._window, self._window_first, self._rows_before = window, window_first, rows_before
-        self._per_row, self._most_held, self._pad_token, self._pad_last = tokens_per_row, most_held, pad_token, pad_last
+        self._length, self._turns, self._first = record_length, turns, start.records_before
+        self._window, self._window_first, self._rows_before = start.window, window_first, rows_before
+        self._per_row, self._hold, self._pad_token, self._pad_last = tokens_per_row, hold, pad_token, pad_last
         self._order, self._counts = order, counts
+        skips = dict(zip(order, start.skips or [0] * len(order), strict=True))
+        self._stocks = [_Stock(WrapPacker(record_length, counts=counts), skips[d]) for d in range(len(tokens_per_row))]
+        self._entry = Pointer(start.chunk, start.position, start.token, tuple(skips[d] for d in order))
+        self._begun = False  # whether the window has given a record
         self._slot: tuple[int, int] | None = None
-        self._begin_window()
+        self._opens = window_first(start.window)  # rows before this chunk are only those still held
+        self._planned: tuple[int, list[int]] = -1, []  # of a chunk
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take documents; gives a job for the records whose turn has come."""
@@ -186,100 +252,122 @@ class MixturePacker:
         edges = np.flatnonzero(np.diff(slot, prepend=slot[:1])).tolist() if len(slot) else []
         for start, stop in zip([0, *edges], [*edges, len(slot)], strict=True) if len(slot) else ():
             here = block.chunk, int(slot[start])
-            if self._slot is not None and here != self._slot:
-                order += self._give(*self._slot)
+            if here != self._slot:
+                order += self._give()
             self._slot = here
             self._take(block, start, stop)
         return self._jobs(order)
 
     def flush(self) -> list[Job]:
-        """A window ends: give out everything, the last record padded."""
-        jobs = self._drain(pad=True)
+        """A window ends: give out what has waited for too long, and note where the next one can be entered."""
+        jobs = self._jobs(self._give())
+        self._slot = None
         self._window += 1
-        self._begin_window()
+        first = self._window_first(self._window)
+        stale = first - self._span(first - 1, STALE * self._hold * self._length) << 32
+        oldest = {d: key for d, stock in enumerate(self._stocks) if (key := stock.oldest(self._length)) is not None}
+        jobs += self._give_all([d for d in self._order if oldest.get(d, stale) < stale], pad=True)
+        at = min((key for key in oldest.values() if key >= stale), default=first << 32)
+        skips = [self._stocks[d].used_since(at, self._length) for d in self._order]
+        self._entry = Pointer(at >> 32, at & 0xFFFFFFFF, 0, tuple(skips))
+        self._begun = False
         return jobs
 
     def carry(self) -> Pointer | None:
-        """Nothing goes over the end of a window."""
-        return None
+        """Where the window can be entered."""
+        return self._entry
 
     def finish(self) -> list[Job]:
-        """No document will follow."""
-        return self._drain(pad=self._pad_last)
-
-    def _begin_window(self) -> None:
-        n = len(self._per_row)
-        self._rows_at = self._rows_before(self._window_first(self._window))
-        after = self._rows_before(self._window_first(self._window + 1))
-        rows = [b - a for a, b in zip(self._rows_at, after, strict=True)]
-        self._planned = [count * ratio >> 16 for count, ratio in zip(rows, self._per_row, strict=True)]
-        self._planned_rows = sum(rows)
-        self._packers = [WrapPacker(self._length, counts=self._counts) for _ in range(n)]
-        self._waiting: list[deque[_Waiting]] = [deque() for _ in range(n)]
-        self._queued = [0] * n  # records that wait
-        self._chunk = -1, 0  # a chunk, and the rows of the window before it
-        self._slot = None
-        self._begun = False
+        """No document will follow: give out everything."""
+        left = [stock.queued for stock in self._stocks]
+        order: list[int] = []
+        while any(left):
+            order.append(self._turns.choose(self._first + self.records + len(order), left, self._order))
+            left[order[-1]] -= 1
+        return self._jobs(self._gone(order)) + self._give_all(self._order, pad=self._pad_last)
 
     def _take(self, block: TokenBlock, start: int, stop: int) -> None:
-        """Documents `start:stop` of a block into the packers of their datasets."""
+        """Documents `start:stop` of a block into the stocks of their datasets."""
         datasets = block.dataset[start:stop]
         for d in np.unique(datasets).tolist():
             docs = np.flatnonzero(datasets == d) + start
             part = block if len(docs) == len(block.dataset) else _documents(block, docs)
-            for job in self._packers[d].push(part):
-                count = len(job.origins)
-                self._waiting[d].append(_Waiting(_Once(job), count))
-                self._queued[d] += count
+            stock = self._stocks[d]
+            stock.keys.append((block.chunk << 32) + part.position)
+            stock.begins.append(stock.taken + part.offsets[:-1] - part.offsets[0])
+            tokens = int(part.offsets[-1] - part.offsets[0])
+            stock.taken += tokens
+            if stock.skip >= tokens:
+                stock.skip -= tokens
+                self._counts.documents += len(docs)
+                continue
+            if stock.skip:
+                stock.packer, stock.skip = WrapPacker(self._length, skip=stock.skip, counts=self._counts), 0
+            for job in stock.packer.push(part):
+                stock.waiting.append(_Waiting(_Once(job), len(job.origins)))
+                stock.queued += len(job.origins)
 
-    def _give(self, chunk: int, slot: int) -> list[int]:
+    def _give(self) -> list[int]:
         """The datasets whose records are given out at the end of a slot of rows, in order."""
-        if chunk != self._chunk[0]:
-            self._chunk = chunk, sum(self._rows_before(chunk)) - sum(self._rows_at)
-        done = self._chunk[1] + (slot + 1) * SLOT_ROWS
-        to_come = max(0, self._planned_rows - done)
-        left = [
-            queued * self._length + packer.held + planned * to_come // max(1, self._planned_rows)
-            for queued, packer, planned in zip(self._queued, self._packers, self._planned, strict=True)
-        ]
+        if self._slot is None or self._slot[0] < self._opens:
+            return []
+        first = self._first + self.records
+        over = sum(stock.queued for stock in self._stocks) - self._hold
+        if over <= 0:
+            return []
+        planned = self._shares(self._slot[0])
+        pending = [stock.pending(self._length) for stock in self._stocks]
+        queued = [stock.queued for stock in self._stocks]
         order: list[int] = []
-        number = self._first + self.records
-        while any(left) and sum(self._queued) > self._most_held // 2:
-            d = self._turns.choose(number + len(order), self._weights(left), self._order)
-            if not self._queued[d]:
-                if sum(self._queued) <= self._most_held:
-                    break
-                d = self._turns.choose(number + len(order), self._queued, self._order)
+        for number in range(first, first + over):
+            weights = [
+                _weight(share, held, self._hold * self._length) for share, held in zip(planned, pending, strict=True)
+            ]
+            d = self._turns.choose(number, weights if any(weights) else queued, self._order)
+            if not queued[d]:
+                there = [weight if count else 0 for weight, count in zip(weights, queued, strict=True)]
+                d = self._turns.choose(number, there if any(there) else queued, self._order)
             order.append(d)
-            self._queued[d] -= 1
-            left[d] = max(0, left[d] - self._length)
+            queued[d] -= 1
+            pending[d] -= self._length
+        return self._gone(order)
+
+    def _shares(self, chunk: int) -> list[int]:
+        """The datasets' shares of the planned tokens, in units of 2**-32, of what fills the stock by the end of a
+        chunk."""
+        if self._planned[0] != chunk:
+            span = self._span(chunk, self._hold * self._length)
+            tokens = self._tokens(chunk + 1 - span, chunk + 1)
+            whole = max(1, sum(tokens))
+            self._planned = chunk, [(count << 32) // whole for count in tokens]
+        return self._planned[1]
+
+    def _span(self, chunk: int, tokens: int) -> int:
+        """How many chunks up to this one, a power of two or all, bring at least so many tokens by plan."""
+        span = 1
+        while span <= chunk and sum(self._tokens(chunk + 1 - span, chunk + 1)) < tokens:
+            span *= 2
+        return min(span, chunk + 1)
+
+    def _tokens(self, low: int, high: int) -> list[int]:
+        """Planned tokens of each dataset in chunks `low:high`."""
+        before, after = self._rows_before(low), self._rows_before(high)
+        return [(b - a) * ratio >> 16 for a, b, ratio in zip(before, after, self._per_row, strict=True)]
+
+    def _gone(self, order: list[int]) -> list[int]:
+        """Count records as given out."""
+        for d in order:
+            self._stocks[d].queued -= 1
         self.records += len(order)
         return order
 
-    def _weights(self, left: list[int]) -> list[int]:
-        """The planned tokens of the window, or those left where their shares are further from the plan than 0.4 %.
-
-        Points are spread over all lanes, so lanes that go by the same shares balance each other to a record.
-        """
-        whole, rest = sum(self._planned), sum(left)
-        near = whole and all(
-            250 * abs(planned * rest - tokens * whole) <= whole * rest
-            for planned, tokens in zip(self._planned, left, strict=True)
-        )
-        return self._planned if near else left
-
-    def _drain(self, *, pad: bool) -> list[Job]:
-        order: list[int] = []
-        while any(self._queued):
-            d = self._turns.choose(self._first + self.records, self._queued, self._order)
-            order.append(d)
-            self._queued[d] -= 1
-            self.records += 1
-        jobs = self._jobs(order)
+    def _give_all(self, datasets: Sequence[int], *, pad: bool) -> list[Job]:
+        """Give out everything of some datasets; what fills no record goes into common ones, the last one padded."""
+        jobs = self._jobs(self._gone([d for d in datasets for _ in range(self._stocks[d].queued)]))
         rest = WrapPacker(self._length, pad_token=self._pad_token if pad else None, counts=self._counts)
         made: list[Job] = []
-        for d in self._order:
-            made += rest.absorb(self._packers[d])
+        for d in datasets:
+            made += rest.absorb(self._stocks[d].packer)
         for job in [*made, *rest.finish()]:
             self.records += len(job.origins)
             jobs.append(replace(job, origins=self._origins(len(job.origins))))
@@ -299,14 +387,15 @@ class MixturePacker:
             numbers[places] = np.arange(done, done + len(places))
             done += len(places)
             need = len(places)
+            waiting = self._stocks[d].waiting
             while need:
-                first = self._waiting[d][0]
+                first = waiting[0]
                 count = min(need, first.count - first.next)
                 parts.append((first.once, first.next, first.next + count))
                 first.next += count
                 need -= count
                 if first.next == first.count:
-                    self._waiting[d].popleft()
+                    waiting.popleft()
 
         def run() -> RecordBlock:
             return RecordBlock.arrange([once.block().slice(low, high) for once, low, high in parts], numbers)
@@ -315,11 +404,28 @@ class MixturePacker:
 
     def _origins(self, count: int) -> np.ndarray:
         """The lane can be entered at the first record of a window and nowhere else."""
-        origins = np.full((count, 3), -1, dtype=np.int64)
+        origins = np.full((count, 3 + len(self._order)), -1, dtype=np.int64)
         if not self._begun:
-            origins[0] = self._window_first(self._window), 0, 0
+            entry = self._entry
+            origins[0] = entry.chunk, entry.position, entry.token, *entry.skips
             self._begun = True
         return origins
+
+
+def _weight(share: int, held: int, stock: int) -> int:
+    """How wide the part of 0 .. 1 of a dataset is, in units of 2**-32.
+
+    Args:
+        share: of the planned tokens, in the same units.
+        held: tokens of it in stock.
+        stock: tokens in stock, by plan.
+    """
+    wanted = share * stock >> 32
+    if 4 * held < wanted:
+        return 4 * share * held * (2 * wanted - 4 * held) // wanted**2
+    most = min(4 * wanted, wanted + 3 * max(0, stock - wanted) // 4)
+    more = (max(0, held - most) << 32) // stock
+    return share + (more * min(_UNIT // 4, 2 * more) >> 32)
 
 
 def _documents(block: TokenBlock, docs: np.ndarray) -> TokenBlock:
