@@ -240,7 +240,7 @@ def test_templates_are_held_in_bounds(template, words):
 
 def test_the_date_is_what_it_is_told(folder):
     template = "{{ strftime_now('%d %b %Y') }}"
-    assert ChatTemplate(template, {}, "2024-07-26").render([]) == "26 Jul 2024"
+    assert ChatTemplate(template, {}, "2024-07-26").render([]).text == "26 Jul 2024"
     with pytest.raises(PipelineError, match="2024-07-26"):
         ChatTemplate(template, {}, "yesterday")
 
