@@ -36,6 +36,7 @@ from ..tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_templat
 from .chat import TokenizeChat
 from .chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from .chat_template import ChatTemplate, TemplateFailure
+from .chat_traced import merged
 from .chat_traced import said as said_text
 from .documents import Documents, shortened, split_up
 from .expression import missing_column
@@ -297,7 +298,7 @@ class ChatEncoder:
                         said.append((begin, match.start()))
                         begin = match.end()
                 said.append((begin, end))
-        return spans, _merged(said)
+        return spans, merged(said)
 
     def _skeleton(self, template: ChatTemplate, roles: Sequence[str]) -> _Skeleton | None:
         """None where the template does more than put messages between texts."""
@@ -588,19 +589,6 @@ def _within(spans: list[_Span], begin: int, end: int) -> bool:
     """Whether one of the spans, which are in order and apart, holds [begin, end)."""
     nth = bisect_right(spans, (begin, 1 << 62)) - 1
     return nth >= 0 and spans[nth][1] >= end
-
-
-def _merged(spans: list[_Span]) -> list[_Span]:
-    """Spans in order, those that touch made one, without empty ones."""
-    out: list[_Span] = []
-    for begin, end in spans:
-        if begin == end:
-            continue
-        if out and out[-1][1] == begin:
-            out[-1] = out[-1][0], end
-        else:
-            out.append((begin, end))
-    return out
 
 
 def _common_length(one: str, other: str) -> int:

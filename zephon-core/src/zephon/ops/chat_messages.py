@@ -134,9 +134,6 @@ def _message(nth: int, message: Any, keeps_nulls: bool) -> dict[str, Any]:
         # Calls of tools come without words.
         if not any(key in made for key in ("tool_calls", "function_call", *_THOUGHTS)):
             raise MessageFailure(f"message {nth} ({made['role']}) has no content")
-        made["content"] = None if "content" in message else ""
-        if "content" not in message:
-            del made["content"]
     elif not isinstance(content, str):
         raise MessageFailure(f"the content of message {nth} is {_kind(content)}; text is needed")
     thought = next((made[key] for key in _THOUGHTS if key in made), None)

@@ -30,7 +30,19 @@ import jinja2.sandbox
 import jinja2.visitor
 
 from ..errors import PipelineError
-from .chat_traced import EVEN, ODD, Traced, TracingFailure, blurred, holds_traced, in_block, joined, runs, traced
+from .chat_traced import (
+    EVEN,
+    ODD,
+    Traced,
+    TracingFailure,
+    blurred,
+    holds_traced,
+    in_block,
+    joined,
+    merged,
+    runs,
+    traced,
+)
 
 __all__ = ["ChatTemplate", "Rendered", "TemplateFailure"]
 
@@ -69,7 +81,7 @@ _SHALLOW = frozenset(
     | {"select", "selectattr"}
 )
 # What these make of a traced text is traced rightly.
-_FOLLOWED = frozenset({"attr", "capitalize", "lower", "max", "min", "replace", "safe", "trim", "upper"})
+_FOLLOWED = frozenset({"attr", "capitalize", "lower", "max", "min", "replace", "trim", "upper"})
 _BLOCKS = re.compile(b"[\x02\x03]+|[\x04\x05]+")  # with ODD, or with EVEN
 _SAID = re.compile(b"[\x01\x03\x05]+")
 
@@ -127,7 +139,7 @@ def _checked(value: Any) -> Any:
                     f"the template prints, compares or looks through a value with more than {MAX_VALUES:,} others in it"
                 )
             inside += [item for item in items if isinstance(item, list | tuple | dict)]
-        _charge(count >> 5)
+        _charge(count >> 3)
     return value
 
 
@@ -187,14 +199,14 @@ def _followed(name: str, function: Any, args: list[Any], subject: int, kwargs: d
         if attribute is not None:
             value = map(jinja2.filters.make_attrgetter(args[0].environment, attribute), value)
         return traced(_text(between)).join([_text(item) for item in value])
-    if isinstance(value, str):
-        args[subject] = value = traced(value)
-    made = function(*args, **kwargs)
-    if name == "safe" and isinstance(value, str):
+    if not isinstance(value, str):
+        made = function(*args, **kwargs)
+        return made if name in _FOLLOWED or not isinstance(made, str) else blurred(made)
+    if name in ("safe", "string"):
         return value
-    if not isinstance(made, str) or made is value or (name in _FOLLOWED and name != "safe"):
-        return made
-    return blurred(made, value) if isinstance(value, str) else blurred(made)
+    args[subject] = traced(value) if name in _FOLLOWED else "".join((value,))
+    made = function(*args, **kwargs)
+    return made if name in _FOLLOWED or not isinstance(made, str) else blurred(made, value)
 
 
 def _compared(name: str, test: Any) -> Any:
@@ -504,4 +516,4 @@ class ChatTemplate:
             raise TemplateFailure(f"the template fails: {type(error).__name__}: {text}") from None
         finally:
             _meter.tracing = False
-        return Rendered("".join(parts), blocks, said)
+        return Rendered("".join(parts), blocks, merged(said))

@@ -23,6 +23,7 @@ __all__ = [
     "holds_traced",
     "in_block",
     "joined",
+    "merged",
     "runs",
     "said",
     "traced",
@@ -32,6 +33,8 @@ SAID = 1
 """The conversation brought it in."""
 ODD, EVEN = 2, 4
 """It stands in a {% generation %} block; neighbouring blocks take turns, so that they can be told apart."""
+
+_IN_BLOCK = {block: bytes(mark & SAID | block for mark in range(256)) for block in (ODD, EVEN)}
 
 
 class TracingFailure(Exception):
@@ -193,12 +196,25 @@ def blurred(text: str, *sources: str) -> Traced:
 
 def in_block(text: str, block: int) -> Traced:
     """The same in a {% generation %} block, `ODD` or `EVEN`."""
-    return Traced(text, _marks(text).translate(bytes(mark & SAID | block for mark in range(256))))
+    return Traced(text, _marks(text).translate(_IN_BLOCK[block]))
 
 
 def runs(text: Traced, pattern: re.Pattern[bytes]) -> list[tuple[int, int]]:
     """Where a pattern is found in the marks of a text: characters [begin, end)."""
     return [found.span() for found in pattern.finditer(text._marks)]
+
+
+def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Spans in order, those that touch made one, without empty ones."""
+    out: list[tuple[int, int]] = []
+    for begin, end in spans:
+        if begin == end:
+            continue
+        if out and out[-1][1] == begin:
+            out[-1] = out[-1][0], end
+        else:
+            out.append((begin, end))
+    return out
 
 
 def holds_traced(value: Any) -> bool:
