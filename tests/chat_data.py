@@ -157,7 +157,8 @@ WINDING = """{%- macro turn(role, words) %}<|im_start|>{{ role }}
 {%- set lines = [] %}{%- set ns = namespace(lines=[]) %}
 {%- for line in words.split('\\n') %}{%- set ns.lines = ns.lines + [line] %}{%- endfor %}
 {{- turn(message.role, ns.lines | join('\\n')) }}
-{%- if message.role == 'system' %}{{- frame.replace('@', ' '.join(words.split())) }}{{ frame | replace('@', words[:9]) }}
+{%- if message.role == 'system' %}{{- frame.replace('@', ' '.join(words.split())) }}
+{{- frame | replace('@', words[:9]) }}
 {%- endif %}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""

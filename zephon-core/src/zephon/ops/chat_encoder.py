@@ -110,7 +110,8 @@ class ChatEncoder:
         # The first character of special tokens, and what else there must be to spell one.
         self._letters: dict[str, set[frozenset[str]]] = {}
         for token in special:
-            self._letters.setdefault(token.text[0], set()).add(frozenset(token.text))
+            letters = token.text.casefold()
+            self._letters.setdefault(letters[0], set()).add(frozenset(letters))
 
     def __getstate__(self) -> tuple[Any, ...]:
         return self._spec, self._tokenizer, self._bos, self._eos
@@ -201,10 +202,9 @@ class ChatEncoder:
         made = template.render(messages, tools)
         text, loss = made.text, self._spec.loss
         turn_by_turn = loss != "all" and not template.marks_generation
-        if turn_by_turn and not tools:
-            filled = self._filled(template, messages, text)
-            if filled is not None:
-                return text, *filled
+        filled = self._filled(template, messages, text) if turn_by_turn and not tools else None
+        if filled is not None:
+            return text, *filled
         said = self._said(template, messages, tools, text)
         if loss == "all":
             return text, [], said
@@ -229,6 +229,9 @@ class ChatEncoder:
         """Where the text holds what the conversation brought in; nothing where that cannot spell a special token."""
         if self._spelled is None or not self._spelled.search(text) or not self._may_spell(messages, tools):
             return []
+        filled = None if tools else self._filled(template, messages, text)
+        if filled is not None:
+            return filled[1]
         covered = [self._covered_message(message) for message in messages]
         made = template.trace(covered, _covered(tools))
         if made.text != text:
@@ -238,8 +241,8 @@ class ChatEncoder:
         return made.said
 
     def _may_spell(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> bool:
-        """Whether the conversation has all the characters of some special token, in whatever order."""
-        words = "\n".join(_texts([messages, tools]))
+        """Whether the conversation has all the characters of some special token, in whatever order and case."""
+        words = "\n".join(_texts([messages, tools])).casefold()
         return any(
             first in words and any(all(letter in words for letter in letters) for letters in group)
             for first, group in self._letters.items()

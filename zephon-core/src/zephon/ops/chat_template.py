@@ -15,7 +15,6 @@ import datetime
 import functools
 import itertools
 import json
-import re
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +32,7 @@ from ..errors import PipelineError
 from .chat_traced import (
     EVEN,
     ODD,
+    SAID,
     Traced,
     TracingFailure,
     blurred,
@@ -82,8 +82,8 @@ _SHALLOW = frozenset(
 )
 # What these make of a traced text is traced rightly.
 _FOLLOWED = frozenset({"attr", "capitalize", "lower", "max", "min", "replace", "trim", "upper"})
-_BLOCKS = re.compile(b"[\x02\x03]+|[\x04\x05]+")  # with ODD, or with EVEN
-_SAID = re.compile(b"[\x01\x03\x05]+")
+
+_TEXTS = frozenset({str, Traced})
 
 _Span = tuple[int, int]
 
@@ -230,7 +230,7 @@ def _concat(parts: Iterable[str]) -> str:
         raise _too_long()
     if size > 1 << 16:
         _charge(size >> 8)
-    return joined(parts) if any(type(part) is Traced for part in parts) else "".join(parts)
+    return joined(parts) if Traced in map(type, parts) else "".join(parts)
 
 
 def _generated(caller: Any) -> str:
@@ -279,7 +279,7 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         return super().getitem(obj, argument)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if type(left) is str and type(right) is str and operator == "+" and len(left) + len(right) <= 1 << 16:
+        if operator == "+" and type(left) in _TEXTS and type(right) in _TEXTS and len(left) + len(right) <= 1 << 16:
             return left + right  # by far the most
         if operator == "%" and isinstance(left, str):
             raise TemplateFailure("the template formats text with %, which is not allowed")
@@ -499,8 +499,9 @@ class ChatTemplate:
         try:
             for part in template.root_render_func(template.new_context(variables)):
                 if type(part) is Traced:
-                    blocks += [(size + a, size + b) for a, b in runs(part, _BLOCKS)]
-                    said += [(size + a, size + b) for a, b in runs(part, _SAID)]
+                    blocks += [(size + a, size + b) for a, b in sorted(runs(part, ODD) + runs(part, EVEN))]
+                    if tracing:
+                        said += [(size + a, size + b) for a, b in runs(part, SAID)]
                 parts.append(part)
                 size += len(part)
                 if size > MAX_TEXT_CHARS:

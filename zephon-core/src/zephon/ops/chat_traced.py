@@ -36,6 +36,8 @@ ODD, EVEN = 2, 4
 
 _IN_BLOCK = {block: bytes(mark & SAID | block for mark in range(256)) for block in (ODD, EVEN)}
 
+_HAS = {wanted: bytes(bool(mark & wanted) for mark in range(256)) for wanted in (SAID, ODD, EVEN)}
+
 
 class TracingFailure(Exception):
     """Something was done to text that cannot be followed. Never leaves this package."""
@@ -56,10 +58,14 @@ class Traced(str):
         return self
 
     def __add__(self, other: str) -> str:
-        return joined((self, other)) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        return Traced(str.__add__(self, other), self._marks + _marks(other))
 
     def __radd__(self, other: str) -> str:
-        return joined((other, self)) if isinstance(other, str) else NotImplemented
+        if not isinstance(other, str):
+            return NotImplemented
+        return Traced(str.__add__(other, self), _marks(other) + self._marks)
 
     def __mul__(self, times: SupportsIndex) -> str:
         return Traced(str.__mul__(self, times), self._marks * times.__index__())
@@ -199,9 +205,19 @@ def in_block(text: str, block: int) -> Traced:
     return Traced(text, _marks(text).translate(_IN_BLOCK[block]))
 
 
-def runs(text: Traced, pattern: re.Pattern[bytes]) -> list[tuple[int, int]]:
-    """Where a pattern is found in the marks of a text: characters [begin, end)."""
-    return [found.span() for found in pattern.finditer(text._marks)]
+def runs(text: Traced, mark: int) -> list[tuple[int, int]]:
+    """Where a text bears this mark: characters [begin, end), in order and apart."""
+    marks = text._marks.translate(_HAS[mark])
+    if 0 not in marks:
+        return [(0, len(marks))] if marks else []
+    found = []
+    begin = marks.find(1)
+    while begin >= 0:
+        end = marks.find(0, begin)
+        end = len(marks) if end < 0 else end
+        found.append((begin, end))
+        begin = marks.find(1, end)
+    return found
 
 
 def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
