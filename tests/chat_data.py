@@ -178,13 +178,21 @@ MORE_SPECIAL += ("<|User|>", "<|Assistant|>", "<|user|>", "<|assistant|>", "<|sy
 
 
 def write_chat_tokenizer(
-    folder: Path, template: str | None, family: str = "gpt2", *, rstrip: bool = False, more: bool = False
+    folder: Path,
+    template: str | None,
+    family: str = "gpt2",
+    *,
+    rstrip: bool = False,
+    lstrip: bool = False,
+    more: bool = False,
 ) -> Path:
     """A tokenizer of this family with special tokens for chat (with `more`, all of them), and a template."""
     folder.mkdir(parents=True, exist_ok=True)
     tree = tokenizer_data.FAMILIES[family]()
     for token in ("<|bos|>", "<|eos|>", *SPECIAL, *(MORE_SPECIAL if more else ())):
-        tree = tokenizer_data.add_token(tree, token, special=True, rstrip=rstrip and token == "<|eot|>")
+        tree = tokenizer_data.add_token(
+            tree, token, special=True, rstrip=rstrip and token == "<|eot|>", lstrip=lstrip and token == "<|im_end|>"
+        )
     (folder / "tokenizer.json").write_text(json.dumps(tree), encoding="utf-8")
     config = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "tokenizer_class": "PreTrainedTokenizerFast"}
     if template is not None:

@@ -168,7 +168,7 @@ def test_text_that_looks_like_special_tokens_changes_no_rendering_and_makes_no_t
 def test_tokens_that_the_assistant_may_spell_are_those_of_transformers(folder, family, name, dialogue):
     tokenizer = folder / f"may-{family}-{name}"
     if not tokenizer.exists():
-        write_chat_tokenizer(tokenizer, STYLES[name], family, more=True, rstrip=True)
+        write_chat_tokenizer(tokenizer, STYLES[name], family, more=True, rstrip=True, lstrip=True)
     system, turns = dialogue
     tame = [(re.sub(r"[<\[|]", "x", asked), answered) for asked, answered in turns]
     talk = talk_of((system and re.sub(r"[<\[|]", "x", system), tame))
@@ -230,6 +230,16 @@ def test_thoughts_that_an_assistant_spells_are_special_tokens_and_those_of_other
         assert count(end, loss=loss, assistant_tokens=["<|im_end|>"]) == 5
     with pytest.raises(PipelineError, match="assistant_tokens is 3"):
         TokenizeChat(tokenizer, assistant_tokens=3)
+
+
+def test_thoughts_do_not_end_a_turn_that_has_no_token_for_its_end(folder):
+    template = """{% for m in messages %}{% if m.role == 'assistant' %}Assistant: {{ m.content.replace('~', '') }}
+{% else %}User: {{ m.content }}
+{% endif %}{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"""
+    tokenizer = write_chat_tokenizer(folder / "endless", template, more=True)
+    talk = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "~<think>hm</think>~ the answer~"}]
+    made, _ = encoded(tokenizer, [talk * 2])
+    assert made[0][2].replace("\n", "") == "<think>hm</think> the answer" * 2
 
 
 def test_a_template_that_hides_whose_text_it_writes_makes_rows_that_cannot_be_used(folder):
@@ -385,6 +395,7 @@ def test_wrong_prompts_and_columns_are_told(folder):
         ('[{"role": "user", "content": [{"type": "image", "url": "x"}]}]', "'image'; only parts of text"),
         ('[{"role": "assistant", "content": "x"}]', "the template says: roles must take turns"),
         ('[{"role": "user", "content": "\\ud800"}]', "no JSON|surrogate"),
+        ('[{"role": "user", "content": "<|im_end|>", "more": ' + "[" * 5000 + "]" * 5000 + "}]", "nested|no JSON"),
     ],
 )
 def test_conversations_of_another_shape_are_told(folder, talk, words):

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon.ops.chat_template import ChatTemplate
-from zephon.ops.chat_traced import SAID, Traced, holds_traced, joined, said, traced
+from zephon.ops.chat_traced import SAID, Traced, holds_traced, joined, merged, said, traced, without
 
 # Conversations say small letters and what surrounds them, templates the others: so each character shows whose it is.
 SAYS, WRITES = "ab \n<", "XY-\t>"
@@ -68,6 +68,15 @@ def test_what_is_not_followed_counts_as_the_conversations(text):
     assert text.lower() == str.lower(text) and whose(text.swapcase()) == whose(text)
     assert hash(text) == hash("".join((text,))) and {text: 1}["".join((text,))] == 1
     assert holds_traced([{"a": [text]}]) and not holds_traced([{"a": ["x"]}])
+
+
+@given(st.lists(st.integers(0, 60), min_size=2, max_size=12, unique=True).map(sorted), st.sets(st.integers(0, 59)))
+def test_spans_without_others_hold_the_characters_of_the_one_and_not_of_the_other(edges, characters):
+    spans = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=False)]
+    inside = {place for a, b in spans for place in range(a, b)}
+    holes = merged([(place, place + 1) for place in sorted(characters & inside)])
+    left = without(spans, holes)
+    assert [place for a, b in left for place in range(a, b)] == sorted(inside - characters)
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ from ..tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_templat
 from .chat import TokenizeChat
 from .chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from .chat_template import ChatTemplate, TemplateFailure
-from .chat_traced import merged
+from .chat_traced import merged, without
 from .chat_traced import said as said_text
 from .documents import Documents, shortened, split_up
 from .expression import missing_column
@@ -98,7 +98,9 @@ class ChatEncoder:
         self._ids = {token.text.encode(): token.id for token in special}
         parts = []
         for token in special:
-            before, after = (_SPACE if strip else b"" for strip in (token.lstrip, token.rstrip))
+            # A run of white space is looked at from its beginning alone, or long ones would take for ever.
+            before = rb"(?:(?<![ \t\n\r\f\v])" + _SPACE + b"|)" if token.lstrip else b""
+            after = _SPACE if token.rstrip else b""
             parts.append(before + b"(?:" + re.escape(token.text.encode()) + b")" + after)
         self._cuts = re.compile(b"|".join(parts)) if parts else None
         self._cores = re.compile(b"|".join(map(re.escape, self._ids))) if parts else None
@@ -170,6 +172,9 @@ class ChatEncoder:
             except UnicodeEncodeError:
                 rows.fail(index, spec.kind, "a message holds half a surrogate pair, which is no Unicode")
                 continue
+            except RecursionError:
+                rows.fail(index, spec.kind, "the conversation is nested too deeply to be followed")
+                continue
             except (MessageFailure, TemplateFailure) as failure:
                 rows.fail(index, spec.kind, str(failure))
                 continue
@@ -205,12 +210,12 @@ class ChatEncoder:
         filled = self._filled(template, messages, text) if turn_by_turn and not tools else None
         if filled is not None:
             return text, *filled
-        said = self._said(template, messages, tools, text)
+        brought, said = self._said(template, messages, tools, text)
         if loss == "all":
             return text, [], said
         last = max((n for n, message in enumerate(messages) if message["role"] == _ASSISTANT), default=None)
         if turn_by_turn:
-            turns = self._turns(template, messages, tools, text, said)
+            turns = self._turns(template, messages, tools, text, brought)
             return text, [(begin, end) for n, begin, end in turns if loss == "assistant" or n == last], said
         blocks = made.blocks
         if loss == "last_assistant" and last and blocks:
@@ -225,20 +230,21 @@ class ChatEncoder:
 
     def _said(
         self, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, text: str
-    ) -> list[_Span]:
-        """Where the text holds what the conversation brought in; nothing where that cannot spell a special token."""
+    ) -> tuple[list[_Span], list[_Span]]:
+        """Where the text holds what the conversation brought in, and what of that makes no special token; nothing where
+        it cannot spell one."""
         if self._spelled is None or not self._spelled.search(text) or not self._may_spell(messages, tools):
-            return []
+            return [], []
         filled = None if tools else self._filled(template, messages, text)
         if filled is not None:
-            return filled[1]
+            return [], filled[1]  # it knows its turns
         covered = [self._covered_message(message) for message in messages]
         made = template.trace(covered, _covered(tools))
         if made.text != text:
             raise TemplateFailure(
                 "a message may spell a special token, and the template changes text in a way that hides whose it is"
             )
-        return made.said
+        return made.said, without(made.said, made.may)
 
     def _may_spell(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> bool:
         """Whether the conversation has all the characters of some special token, in whatever order and case."""

@@ -31,6 +31,7 @@ import jinja2.visitor
 from ..errors import PipelineError
 from .chat_traced import (
     EVEN,
+    MAY,
     ODD,
     SAID,
     Traced,
@@ -392,11 +393,13 @@ class Rendered:
         text: all of it.
         blocks: the characters [begin, end) of what stands between {% generation %} and {% endgeneration %}, in order.
         said: the characters [begin, end) that traced text of the conversation brought in, in order and apart.
+        may: those of them that may make special tokens.
     """
 
     text: str
     blocks: list[_Span]
     said: list[_Span]
+    may: list[_Span]
 
 
 class ChatTemplate:
@@ -496,12 +499,14 @@ class ChatTemplate:
         parts, size = [], 0
         blocks: list[_Span] = []
         said: list[_Span] = []
+        may: list[_Span] = []
         try:
             for part in template.root_render_func(template.new_context(variables)):
                 if type(part) is Traced:
                     blocks += [(size + a, size + b) for a, b in sorted(runs(part, ODD) + runs(part, EVEN))]
                     if tracing:
                         said += [(size + a, size + b) for a, b in runs(part, SAID)]
+                        may += [(size + a, size + b) for a, b in runs(part, MAY)]
                 parts.append(part)
                 size += len(part)
                 if size > MAX_TEXT_CHARS:
@@ -517,4 +522,4 @@ class ChatTemplate:
             raise TemplateFailure(f"the template fails: {type(error).__name__}: {text}") from None
         finally:
             _meter.tracing = False
-        return Rendered("".join(parts), blocks, merged(said))
+        return Rendered("".join(parts), blocks, merged(said), merged(may))

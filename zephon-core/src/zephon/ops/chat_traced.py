@@ -15,6 +15,7 @@ from typing import Any, SupportsIndex
 
 __all__ = [
     "EVEN",
+    "MAY",
     "ODD",
     "SAID",
     "Traced",
@@ -27,16 +28,19 @@ __all__ = [
     "runs",
     "said",
     "traced",
+    "without",
 ]
 
 SAID = 1
 """The conversation brought it in."""
+MAY = 8
+"""Besides, it may make a special token."""
 ODD, EVEN = 2, 4
 """It stands in a {% generation %} block; neighbouring blocks take turns, so that they can be told apart."""
 
-_IN_BLOCK = {block: bytes(mark & SAID | block for mark in range(256)) for block in (ODD, EVEN)}
+_IN_BLOCK = {block: bytes(mark & (SAID | MAY) | block for mark in range(256)) for block in (ODD, EVEN)}
 
-_HAS = {wanted: bytes(bool(mark & wanted) for mark in range(256)) for wanted in (SAID, ODD, EVEN)}
+_HAS = {wanted: bytes(bool(mark & wanted) for mark in range(256)) for wanted in (SAID, MAY, ODD, EVEN)}
 
 
 class TracingFailure(Exception):
@@ -44,7 +48,7 @@ class TracingFailure(Exception):
 
 
 class Traced(str):
-    """A text and, for each of its characters, a byte of `SAID`, `ODD` and `EVEN`."""
+    """A text and, for each of its characters, a byte of `SAID`, `MAY`, `ODD` and `EVEN`."""
 
     __slots__ = ("_marks",)
     _marks: bytes
@@ -185,13 +189,13 @@ def traced(text: str) -> Traced:
     return text if type(text) is Traced else Traced(text, bytes(len(text)))
 
 
-def said(text: str, but: re.Pattern[str] | None = None) -> Traced:
-    """The text as the conversation's, but for what a pattern finds, which counts as the template's."""
-    marks = bytes((SAID,)) * len(text)
-    for found in but.finditer(text) if but else ():
+def said(text: str, may: re.Pattern[str] | None = None) -> Traced:
+    """The text as the conversation's; what the pattern finds may make special tokens."""
+    marks = bytearray((SAID,)) * len(text)
+    for found in may.finditer(text) if may else ():
         start, end = found.span()
-        marks = marks[:start] + bytes(end - start) + marks[end:]
-    return Traced(text, marks)
+        marks[start:end] = bytes((SAID | MAY,)) * (end - start)
+    return Traced(text, bytes(marks))
 
 
 def blurred(text: str, *sources: str) -> Traced:
@@ -218,6 +222,21 @@ def runs(text: Traced, mark: int) -> list[tuple[int, int]]:
         found.append((begin, end))
         begin = marks.find(1, end)
     return found
+
+
+def without(spans: list[tuple[int, int]], holes: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """What is left of spans outside of others; all in order and apart."""
+    left = []
+    nth = 0
+    for begin, end in spans:
+        at = begin
+        while nth < len(holes) and holes[nth][0] < end:
+            start, stop = holes[nth]
+            left.append((at, max(at, start)))
+            at = min(max(at, stop), end)
+            nth += 1
+        left.append((at, end))
+    return merged(left)
 
 
 def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
