@@ -153,7 +153,7 @@ def bench_chat(tokenizer: Path, chats: Path, seconds: float, threads: int) -> No
     messages = table.column("messages").to_pylist()
     template = ChatTemplate(TEMPLATE, {})
     began = time.perf_counter()
-    texts = [template.render(one) for one in messages]
+    texts = [template.render(one).text for one in messages]
     render = (time.perf_counter() - began) / len(messages)
     loaded = load_tokenizer(tokenizer)
     tokens = int(loaded.encode(pa.array(texts, pa.large_string()))[1][-1])

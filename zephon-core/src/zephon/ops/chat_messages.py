@@ -2,7 +2,11 @@
 
 The usual shapes: a column `messages` or `conversations`; messages with role and content, or with from and value
 (ShareGPT, whose human is the user and whose gpt the assistant); content as text, or as parts of text; lists of structs
-as Parquet has them, or JSON as text.
+as Parquet has them, or JSON as text; or two columns, prompts and answers.
+
+Structs of Arrow have the fields of all rows, so a null in one may say that the field is not there: nulls in structs are
+left out, at any depth. JSON in text says what it says, so its nulls are kept, but for those of a message's own keys,
+which transformers leaves out as well.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ import pyarrow as pa
 
 from .._arrow import list_offsets, one_chunk
 
-__all__ = ["MessageFailure", "normal_messages", "normal_tools", "python_values"]
+__all__ = ["MessageFailure", "normal_messages", "normal_tools", "paired_messages", "python_values"]
 
 _ROLES = {
     "human": "user",
@@ -28,6 +32,8 @@ _ROLES = {
     "function_response": "tool",
 }
 MAX_MESSAGES = 100_000
+# What a message's thoughts go by. Templates find them under the first two, as in transformers.
+_THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
 class MessageFailure(Exception):
@@ -61,6 +67,7 @@ def normal_messages(value: Any) -> list[dict[str, Any]]:
     Raises:
         MessageFailure: it is no list of messages.
     """
+    keeps_nulls = isinstance(value, str)
     value = _parsed(value, "the conversation")
     if isinstance(value, Mapping) and len(value) == 1:  # {"messages": [...]}
         value = next(iter(value.values()))
@@ -70,10 +77,38 @@ def normal_messages(value: Any) -> list[dict[str, Any]]:
         raise MessageFailure(f"the conversation is {_kind(value)}; a list of messages is needed")
     if len(value) > MAX_MESSAGES:
         raise MessageFailure(f"the conversation has {len(value)} messages; at most {MAX_MESSAGES} are taken")
-    return [_message(nth, message) for nth, message in enumerate(value)]
+    return [_message(nth, message, keeps_nulls) for nth, message in enumerate(value)]
 
 
-def _message(nth: int, message: Any) -> dict[str, Any]:
+def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more: Any) -> list[dict[str, Any]]:
+    """The messages of a prompt and its answer, each text or a list of messages; empty where there are none.
+
+    Args:
+        names: of the columns.
+        prompt, answer: what they hold.
+        more: what goes below a prompt that is text, or nothing.
+
+    Raises:
+        MessageFailure: one of them is something else.
+    """
+    if not prompt and not answer:
+        return []
+    made: list[dict[str, Any]] = []
+    for name, value, role in zip(names, (prompt, answer), ("user", "assistant"), strict=False):
+        if isinstance(value, list):
+            made += [_message(len(made) + nth, message, False) for nth, message in enumerate(value)]
+        elif isinstance(value, str):
+            made.append({"role": role, "content": value})
+        else:
+            raise MessageFailure(f'column "{name}" holds {_kind(value)}; text or a list of messages is needed')
+    if more is not None and not isinstance(more, str):
+        raise MessageFailure(f'column "{names[2]}" holds {_kind(more)}; text is needed')
+    if more and isinstance(prompt, str):
+        made[0]["content"] = f"{prompt}\n\n{more}"
+    return made
+
+
+def _message(nth: int, message: Any, keeps_nulls: bool) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise MessageFailure(f"message {nth} is {_kind(message)}; role and content are needed")
     role = message.get("role")
@@ -81,7 +116,7 @@ def _message(nth: int, message: Any) -> dict[str, Any]:
     # By far the most: nothing else in it, or nothing that says something.
     if type(role) is str and type(content) is str and (len(message) == 2 or not _says_more(message)):
         return {"role": role, "content": content}
-    made = {key: _without_nulls(value) for key, value in message.items() if value is not None}
+    made = {key: value if keeps_nulls else _without_nulls(value) for key, value in message.items() if value is not None}
     if "role" not in made and "from" in made:
         role = made.pop("from")
         made["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
@@ -97,16 +132,12 @@ def _message(nth: int, message: Any) -> dict[str, Any]:
         made["content"] = _text_of_parts(nth, content)
     elif content is None:
         # Calls of tools come without words.
-        if not any(key in made for key in ("tool_calls", "function_call", "reasoning_content")):
+        if not any(key in made for key in ("tool_calls", "function_call", *_THOUGHTS)):
             raise MessageFailure(f"message {nth} ({made['role']}) has no content")
-        made["content"] = None if "content" in message else ""
-        if "content" not in message:
-            del made["content"]
     elif not isinstance(content, str):
         raise MessageFailure(f"the content of message {nth} is {_kind(content)}; text is needed")
-    if not isinstance(made.get("role"), str):
-        raise MessageFailure(f"the role of message {nth} is {_kind(made.get('role'))}; text is needed")
-    return made
+    thought = next((made[key] for key in _THOUGHTS if key in made), None)
+    return made if thought is None else {"thinking": thought, **made, "reasoning_content": thought}
 
 
 def _says_more(message: Mapping[str, Any]) -> bool:
@@ -132,7 +163,7 @@ def normal_tools(value: Any) -> list[Any] | None:
     Raises:
         MessageFailure: it is no list of tools.
     """
-    value = _without_nulls(_parsed(value, "tools"))
+    value = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
     if not value:
         return None
     if not isinstance(value, list):
