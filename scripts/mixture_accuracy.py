@@ -4,7 +4,7 @@ Two corpora are made of what the installed Python brings along: its documentatio
 together to documents ten times as long and more. Both are mixed, the records of the run are counted in the order in
 which they are trained on, and the worst stretch of each length is told, without and with ensure_mixture.
 
-    python scripts/mixture_accuracy.py [--tokens 110e6] [--lanes 1 16 64] [--share 0.5]
+    python scripts/mixture_accuracy.py [--tokens 110e6] [--lanes 1 16 64 256] [--share 0.5]
 """
 
 from __future__ import annotations
@@ -76,10 +76,8 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=float, default=110e6)
-    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 16, 64])
+    parser.add_argument("--lanes", type=int, nargs="+", default=[1, 16, 64, 256])
     parser.add_argument("--share", type=float, default=0.5, help="wanted share of the long documents")
-    parser.add_argument("--chunk-size", type=int, default=4096)
-    parser.add_argument("--chunks-per-window", type=int, default=16)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         paths, tokenizer = corpora(Path(name))
@@ -89,12 +87,8 @@ def main() -> None:
                     datasets=[Dataset.from_path(key, paths[key]) for key in ("long", "short")],
                     mixture={"long": options.share, "short": 1 - options.share},
                     seed=42,
-                    chunk_size=options.chunk_size,
                 )
-                pipeline = Pipeline(source).options(
-                    canonical_replicas=lanes, flush_every_k_chunks=options.chunks_per_window
-                )
-                pipeline = pipeline.tokenize(tokenizer)
+                pipeline = Pipeline(source).options(canonical_replicas=lanes).tokenize(tokenizer)
                 if ensure:
                     pipeline = pipeline.ensure_mixture()
                 pipeline = pipeline.pack_flat(SEQ_LEN).shuffle(1024, seed=42).batch(8)

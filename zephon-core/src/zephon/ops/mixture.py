@@ -438,6 +438,7 @@ def _documents(block: TokenBlock, docs: np.ndarray) -> TokenBlock:
         dataset=block.dataset[docs],
         row=block.row[docs],
         position=block.position[docs],
+        begin=None if block.begin is None else block.begin[docs],
         loss=None if block.loss is None else block.loss[items],
         positions=None if block.positions is None else block.positions[items],
     )
