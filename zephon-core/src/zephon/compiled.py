@@ -36,6 +36,7 @@ from .ops import (
     PackSequences,
     Pretokenized,
     RowOperator,
+    Sample,
     Shuffle,
     StatefulStage,
     StatefulTransform,
@@ -44,6 +45,7 @@ from .ops import (
     TokenizeChat,
     check_operators,
     columns_needed,
+    probe,
 )
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, Earlier, LaneStart
@@ -57,7 +59,6 @@ _log = logging.getLogger("zephon")
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
-_SAMPLE_ROWS = 64
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
 REMOTE_FETCHERS = 4
@@ -318,8 +319,12 @@ def compile_pipeline(
         for opened in datasets:
             _check_lost(opened, faults)
         fetch = Fetcher(datasets, [need.columns for need in needs])
-        samples = [fetch.sample(d, _SAMPLE_ROWS) for d in range(len(datasets))]
+        probed = [probe(chain, fetch.samples(d), names[d]) for d, chain in enumerate(chains)]
         tokenizer = loading.result()
+    chains, samples = [list(found.operators) for found in probed], [found.sample for found in probed]
+    for found in probed:
+        if found.warning:
+            _log.warning("%s", found.warning)
     encoders, (bos_id, eos_id) = _encoders(operators, needs, tokenizer)
     before, after = _around_stateful(chains)
     locate = _Locator([dataset.catalog for dataset in datasets])
@@ -505,12 +510,12 @@ def _around_stateful(
     return before, after
 
 
-def _sample_texts(worker: DocumentWorker, samples: Sequence[pa.Table]) -> list[str]:
+def _sample_texts(worker: DocumentWorker, samples: Sequence[Sample]) -> list[str]:
     """Some documents of every dataset, for the tokenizer's self-check."""
     texts: list[str] = []
     for d, sample in enumerate(samples):
         budget = _SAMPLE_BYTES
-        for text in worker.texts(d, sample):
+        for text in worker.texts(d, sample.table):
             if budget > 0:
                 texts.append(text[:budget])
                 budget -= len(text)

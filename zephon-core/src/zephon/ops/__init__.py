@@ -11,6 +11,7 @@ from .mixture import LEAST_HELD, EnsureMixture, MixturePacker, Turns
 from .needs import Needs, columns_needed
 from .pack import PackFlat, PackSequences, WrapPacker
 from .pretokenized import Pretokenized
+from .probe import Probed, Sample, probe
 from .rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, RowOperator, TextTemplate
 from .shuffle import Passer, Shuffle, Shuffler
 from .stateful import Stateful, StatefulStage, StatefulTransform, Window
@@ -43,7 +44,9 @@ __all__ = [
     "Packer",
     "Passer",
     "Pretokenized",
+    "Probed",
     "RowOperator",
+    "Sample",
     "Shuffle",
     "Shuffler",
     "Stateful",
@@ -58,4 +61,5 @@ __all__ = [
     "add_special_tokens",
     "check_operators",
     "columns_needed",
+    "probe",
 ]

@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 from .._arrow import column_of, int64_array, one_chunk, valid_mask, values_of
 from ..errors import PipelineError
 from ..faults import reason_of
-from .expression import Expression, missing_column
+from .expression import Expression, missing_column, one_line
+from .values import column_as, common_type
 
 __all__ = [
     "ROW_COLUMN",
@@ -271,10 +272,10 @@ class Filter(RowOperator):
 
     def apply(self, rows: Rows) -> None:
         if isinstance(self.condition, Expression):
-            rows.keep(self.condition.keep(rows.table))
+            rows.keep(self.condition.keep(rows.table, lambda index, reason: rows.fail(index, self.label, reason)))
             return
         _require(rows, self, self.columns or ())
-        results = _each(rows, self, self.function, rows.as_dicts(self.columns))
+        results = _each(rows, self, self.function, _python_rows(rows, self))
         try:
             kept = [result is not _FAILED and bool(result) for result in results]
         except Exception:
@@ -302,6 +303,11 @@ class MapTransform(RowOperator):
         columns: what the function gets of a row; None gives it all columns of the dataset.
         datasets: names of the datasets to map, or None for all.
         runner: where the function runs; see `RowOperator`.
+        types: types of columns that it makes, by name; pyarrow's, or their names as text. Those of others are found
+            before the run, from some rows of each dataset (see `zephon.ops.probe`). A row with a value that does not
+            fit, or with a column that none of those rows has, cannot be used.
+        probed: `types` are those of all columns, as found before the run; else what is missing in them is found from
+            the rows at hand.
     """
 
     kind: ClassVar[str] = "map_transform"
@@ -309,10 +315,13 @@ class MapTransform(RowOperator):
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
     runner: str | None = None
+    types: Mapping[str, pa.DataType | str] | tuple[tuple[str, pa.DataType], ...] = ()
+    probed: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
             raise PipelineError(f"map_transform takes a function of a row; {self.transform!r} is given.")
+        object.__setattr__(self, "types", _checked_types(self.types))
         _checked_names(self)
 
     @property
@@ -328,15 +337,51 @@ class MapTransform(RowOperator):
         return self.transform
 
     def identity(self) -> str:
-        return f"map_transform {identity_of(self.transform)} {self.columns} {self.datasets}"
+        types = f" {self.types}" if self.types and not self.probed else ""
+        return f"map_transform {identity_of(self.transform)} {self.columns} {self.datasets}{types}"
 
     def apply(self, rows: Rows) -> None:
         _require(rows, self, self.columns or ())
-        results = _each(rows, self, self.transform, rows.as_dicts(self.columns))
-        replace_rows(rows, self.label, results)
+        results = _each(rows, self, self.transform, _python_rows(rows, self))
+        replace_rows(rows, self.label, results, dict(self.types or ()), known=self.probed)
+
+
+def _checked_types(types: Any) -> tuple[tuple[str, pa.DataType], ...]:
+    """Names and Arrow types; PipelineError for what is no such thing."""
+    made = []
+    try:
+        for name, given in types.items() if isinstance(types, Mapping) else types or ():
+            kind = pa.type_for_alias(given) if isinstance(given, str) else given
+            if not isinstance(name, str) or not isinstance(kind, pa.DataType):
+                raise TypeError
+            made.append((name, pa.large_string() if pa.types.is_string(kind) else kind))
+    except (TypeError, ValueError):
+        raise PipelineError(
+            f"map_transform types is {types!r}; types of Arrow by the names of columns are needed, such as "
+            '{"score": "float64"}.'
+        ) from None
+    return tuple(made)
 
 
 _FAILED: Any = object()
+
+
+def _python_rows(rows: Rows, operator: RowOperator) -> list[dict[str, Any]]:
+    """The rows as Python values; without those that have none, such as a date in the year 30,000."""
+    try:
+        return rows.as_dicts(operator.columns)
+    except MemoryError:
+        raise
+    except Exception:
+        bad = np.zeros(rows.table.num_rows, dtype=bool)
+        for index in range(len(bad)):
+            try:
+                Rows(rows.table.slice(index, 1), rows.places[index : index + 1]).as_dicts(operator.columns)
+            except Exception as error:
+                rows.fail(index, operator.label, error)
+                bad[index] = True
+        rows.keep(~bad)
+        return rows.as_dicts(operator.columns)
 
 
 def _each(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], values: list[Any]) -> list[Any]:
@@ -356,50 +401,82 @@ def _each(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], val
     return results
 
 
-def replace_rows(rows: Rows, label: str, results: list[Any]) -> None:
-    """Go on with what a function gave for each row: a dict, several, or None."""
-    if set(map(type, results)) == {dict}:
-        source, flat = None, results
-    else:
-        kept: list[int] = []
-        flat = []
-        for index, result in enumerate(results):
-            if result is None or result is _FAILED:
-                continue
-            made = result if isinstance(result, list) else [result]
-            wrong = next((item for item in made if not isinstance(item, Mapping)), None)
-            if wrong is not None:
-                rows.fail(index, label, f"it gave {type(wrong).__name__}; a dict, a list of dicts or None is needed")
-                continue
-            kept += [index] * len(made)
-            flat += made
-        source = np.array(kept, dtype=np.int64)
-    names = list(dict.fromkeys(name for result in flat for name in result))
-    for name in names:
-        if not isinstance(name, str) or name == ROW_COLUMN:
-            raise PipelineError(f"{label} gives a column named {name!r}; a text other than {ROW_COLUMN!r} is needed.")
-    columns, bad = {}, np.zeros(len(flat), dtype=bool)
-    for name in names:
+def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str, pa.DataType], *, known: bool) -> None:
+    """Go on with what a function gave for each row: a dict, several, or None.
+
+    Args:
+        rows: the rows that it got.
+        label: of the operator, for messages.
+        results: what it gave for each, `_FAILED` where it raised.
+        types: of its columns; where they are `known`, no others may come.
+        known: see types.
+    """
+    kept: list[int] = []
+    flat: list[Mapping[str, Any]] = []
+    for index, result in enumerate(results):
+        if result is None or result is _FAILED:
+            continue
+        made = result if isinstance(result, list) else [result]
+        wrong = _wrong_result(made)
+        if wrong is not None:
+            rows.fail(index, label, wrong)
+            continue
+        kept += [index] * len(made)
+        flat += made
+    source = np.array(kept, dtype=np.int64)
+    table, unfit = rows.table, np.zeros(rows.table.num_rows, dtype=bool)
+
+    def fail(index: int, reason: str) -> None:
+        row = kept[index]
+        if not unfit[row]:
+            unfit[row] = True
+            rows.fail(row, label, reason)
+
+    columns = {}
+    named = dict.fromkeys(name for result in flat for name in result)
+    others = [name for name in named if name not in types]
+    for name in [*types, *(sorted(others) if known else others)]:
+        here = name in table.column_names
+        kind = types.get(name) or (table.schema.field(name).type if known and here else None)
+        if name not in named and here and table.schema.field(name).type == kind:
+            continue
         values = [result.get(name, _FAILED) for result in flat]
         if any(value is _FAILED for value in values):  # what a row's result does not name stays as it was
-            here = name in rows.table.column_names
-            before = rows.table.column(name).to_pylist() if here else [None] * rows.table.num_rows
-            of = range(len(flat)) if source is None else source.tolist()
-            values = [before[n] if value is _FAILED else value for n, value in zip(of, values, strict=True)]
-        columns[name] = _column_or_faults(label, name, values, bad)
-    if source is not None:
-        for index in np.flatnonzero(bad).tolist():
-            rows.fail(int(source[index]), label, _NOT_TEXT)
+            before = table.column(name).to_pylist() if here else [None] * table.num_rows
+            values = [before[n] if value is _FAILED else value for n, value in zip(kept, values, strict=True)]
+        if known and kind is None:
+            for index, value in enumerate(values):
+                if value is not None:
+                    fail(index, f'it gave a column "{name}", {_NOT_SEEN}')
+            continue
+        if kind is None:
+            kind = common_type(values, table.schema.field(name).type if here else pa.null())
+        columns[name] = column_as(name, values, kind, fail)
+    if len(kept) != table.num_rows or (np.diff(source) != 1).any():
         rows.take(source)
-    elif bad.any():
-        for index in np.flatnonzero(bad).tolist():
-            rows.fail(index, label, _NOT_TEXT)
     table = rows.table
     for name, column in columns.items():
         at = table.schema.get_field_index(name)
         table = table.append_column(name, column) if at < 0 else table.set_column(at, name, column)
     rows.table = table
-    rows.keep(~bad)
+    if unfit.any():
+        rows.keep(~unfit[source])
+
+
+_NOT_SEEN = (
+    "which no row tried before the run has; give it in every row, None where there is none, or name its type in types"
+)
+
+
+def _wrong_result(made: list[Any]) -> str | None:
+    """Why what a function gave for a row cannot be used, or None."""
+    for item in made:
+        if not isinstance(item, Mapping):
+            return f"it gave {type(item).__name__}; a dict, a list of dicts or None is needed"
+        for name in item:
+            if not isinstance(name, str) or name == ROW_COLUMN:
+                return f"it gave a column named {name!r}; a text other than {ROW_COLUMN!r} is needed"
+    return None
 
 
 def columns_from(label: str, results: list[dict[str, Any]]) -> pa.Table:
@@ -408,34 +485,16 @@ def columns_from(label: str, results: list[dict[str, Any]]) -> pa.Table:
     Raises:
         PipelineError: the values of a column are not of one type, or no Unicode.
     """
-    bad = np.zeros(len(results), dtype=bool)
+
+    def refuse(index: int, reason: str) -> None:
+        raise PipelineError(f"{label}: {reason}.")
+
     names = list(dict.fromkeys(name for result in results for name in result))
-    columns = {name: _column_or_faults(label, name, [row.get(name) for row in results], bad) for name in names}
-    if bad.any():
-        raise PipelineError(f"{label}: {_NOT_TEXT}.")
+    columns = {}
+    for name in names:
+        values = [row.get(name) for row in results]
+        columns[name] = column_as(name, values, common_type(values), refuse)
     return pa.table(columns)
-
-
-_NOT_TEXT = "it gave text with half a surrogate pair, which is no Unicode"
-
-
-def _column_or_faults(label: str, name: str, values: list[Any], bad: np.ndarray) -> pa.Array:
-    try:
-        return column_of(values)
-    except UnicodeEncodeError:
-        for index, value in enumerate(values):
-            try:
-                if isinstance(value, str):
-                    value.encode()
-            except UnicodeEncodeError:
-                bad[index] = True
-        return column_of(["" if wrong else value for value, wrong in zip(values, bad.tolist(), strict=True)])
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        kinds = sorted({type(value).__name__ for value in values if value is not None})
-        raise PipelineError(
-            f'{label} gives values in column "{name}" that make no Arrow column ({reason_of(error)}); their types are '
-            f"{', '.join(kinds)}, and one type is needed."
-        ) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -694,7 +753,10 @@ class DecodeText(RowOperator):
         out: list[str | None] = []
         for index, value in enumerate(values):
             try:
-                out.append(None if value is None else value.decode(self.encoding, self.errors))
+                text = None if value is None else value.decode(self.encoding, self.errors)
+                if text is not None and not text.isascii():
+                    text.encode()  # some encodings know half surrogate pairs
+                out.append(text)
             except UnicodeError as error:
                 rows.fail(index, self.label, error)
                 bad[index] = True
@@ -766,18 +828,16 @@ class TextTemplate(RowOperator):
         _require(rows, self, self.columns)
         kind = pa.large_string()
         some = np.zeros(rows.table.num_rows, dtype=bool)
+        bad = np.zeros(rows.table.num_rows, dtype=bool)
         parts = []
         for what, value in self.pieces:
             if what == "text":
                 parts.append(column_of([value])[0])
                 continue
             column = one_chunk(rows.table.column(value))
-            try:
-                text = column.cast(kind)
-            except pa.ArrowException as error:
-                raise PipelineError(
-                    f'{self.label}: column "{value}" holds {column.type}, which is no text ({reason_of(error)}).'
-                ) from None
+            text = text_or_faults(rows, self.label, value, column, bad)
+            if text is None:
+                raise PipelineError(f'{self.label}: column "{value}" holds {column.type}, which is no text.')
             some |= valid_mask(text)
             parts.append(text)
         joined = pc.binary_join_element_wise(*parts, column_of([""])[0], null_handling="replace", null_replacement="")
@@ -786,6 +846,44 @@ class TextTemplate(RowOperator):
         at = rows.table.schema.get_field_index(self.into)
         table = rows.table
         rows.table = table.append_column(self.into, joined) if at < 0 else table.set_column(at, self.into, joined)
+        rows.keep(~bad)
+
+
+def text_or_faults(rows: Rows, operator: str, name: str, column: pa.Array, bad: np.ndarray) -> pa.Array | None:
+    """A column of `rows` as `large_string`; None where its type is no text at all.
+
+    Rows whose value is no text, being bytes that are no UTF-8, fail: `bad` bool[m] is set, and the text null there.
+    """
+    kind = pa.large_string()
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        try:
+            column.slice(0, 0).cast(kind)
+        except pa.ArrowException:
+            return None
+    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    why = f'holds bytes that are no UTF-8; decode_text("{name}") before it takes care of them'
+    found = _not_cast(column, kind, 0)
+    for index, error in found:
+        if not bad[index]:
+            bad[index] = True
+            rows.fail(index, operator, f'column "{name}" {why if is_bytes else f"holds no text ({one_line(error)})"}')
+    sound = np.ones(len(column), dtype=bool)
+    sound[[index for index, _ in found]] = False
+    return pc.if_else(_bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)
+
+
+def _not_cast(column: pa.Array, kind: pa.DataType, first: int) -> list[tuple[int, BaseException]]:
+    """The places, counted from `first`, and errors of the values that cannot become of type `kind`."""
+    try:
+        column.cast(kind)
+    except pa.ArrowException as error:
+        if len(column) == 1:
+            return [(first, error)]
+        half = len(column) // 2
+        return _not_cast(column.slice(0, half), kind, first) + _not_cast(column.slice(half), kind, first + half)
+    return []
 
 
 def _bool_array(mask: np.ndarray) -> pa.BooleanArray:
