@@ -159,7 +159,8 @@ class Plan:
         finite: whether the lanes end.
         pad_last: whether the last record of a lane is padded rather than left out.
         dataset_names: by index.
-        row_bytes: float64[n_datasets], bytes of text per row by the catalogs; sizes blocks of work, decides no data.
+        row_bytes: float64[n_datasets], bytes per row of all columns that are read; sizes blocks of work, decides no
+            data.
         readahead_bytes: text, over all lanes of this process, for which stores are asked ahead of the look-ahead; 0
             where all data is local.
         lookahead_bytes: text that may be under way or ready, over all lanes of this process.
@@ -169,6 +170,7 @@ class Plan:
         kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
+        remedy: what to do where no row has any token, for a message.
     """
 
     topology: Topology
@@ -192,6 +194,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
+    remedy: str = "name a column with text (text_field)"
 
     def window_first(self, lane: int, window: int) -> int:
         """The first chunk of a window of `lane`.

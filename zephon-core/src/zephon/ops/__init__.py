@@ -12,7 +12,18 @@ from .needs import Needs, columns_needed
 from .pack import PackFlat, PackSequences, WrapPacker
 from .pretokenized import Pretokenized
 from .probe import Probed, Sample, probe
-from .rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, RowOperator, TextTemplate
+from .rows import (
+    AddOp,
+    ColumnTypes,
+    DecodeText,
+    Filter,
+    MapBatches,
+    MapTransform,
+    Operator,
+    RowOperator,
+    TextTemplate,
+    types_of,
+)
 from .shuffle import Passer, Shuffle, Shuffler
 from .stateful import Stateful, StatefulStage, StatefulTransform, Window
 from .tokenize import Tokenize, add_special_tokens
@@ -22,6 +33,7 @@ __all__ = [
     "AddOp",
     "Batch",
     "BinPacker",
+    "ColumnTypes",
     "DecodeText",
     "DocumentWorker",
     "Emitted",
@@ -62,4 +74,5 @@ __all__ = [
     "check_operators",
     "columns_needed",
     "probe",
+    "types_of",
 ]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +22,8 @@ import pyarrow as pa
 from .._arrow import int64_array, one_chunk
 from ..errors import PipelineError
 from .expression import Expression
-from .rows import Filter, MapTransform, RowOperator, Rows
+from .rows import Filter, MapBatches, MapTransform, RowOperator, Rows, name_of, types_of
+from .stateful import StatefulTransform
 from .values import could_widen, is_open
 
 __all__ = ["Probed", "Sample", "probe"]
@@ -61,7 +63,8 @@ class Probed:
 
     Attributes:
         operators: the operators, with their types.
-        sample: rows to look closer at: the first ones, and some that come through all operators where none of those do.
+        sample: rows to look closer at: the first ones, and where none of those come through all operators, some that
+            do, or get furthest.
         warning: what was not tried, or None.
     """
 
@@ -89,7 +92,7 @@ def probe(operators: Sequence[RowOperator], samples: Iterable[Sample], name: str
             taken.append(sample)
         whole = Sample.joined(taken)
         try:
-            made, rows, emptied, wanting = _tried(operators, whole.table)
+            made, reached, emptied, wanting = _tried(operators, whole.table)
         except PipelineError as error:
             raise PipelineError(f'dataset "{name}": {error}') from error.__cause__
         first = first or whole
@@ -97,56 +100,89 @@ def probe(operators: Sequence[RowOperator], samples: Iterable[Sample], name: str
             break
     assert first is not None
     seen = len(whole.rows)
+    if not (reached < len(first.rows)).any():
+        first = Sample.joined([first, whole.take(np.unique(reached)[:_KEPT])])
+    warning = None
     if emptied is not None:
-        return Probed(
-            made,
-            first,
+        warning = (
             f'dataset "{name}": {emptied} leaves none of the {seen:,} rows that were tried before the run, so what '
-            "comes after it is not checked",
+            "comes after it is not checked"
         )
-    if len(first.rows) < seen and not (rows.places < len(first.rows)).any():
-        through = np.unique(rows.places)[:_KEPT]
-        first = Sample.joined([first, whole.take(through)])
-    return Probed(made, first, None)
+    return Probed(made, first, warning)
 
 
-def _tried(operators: Sequence[RowOperator], table: pa.Table) -> tuple[tuple[RowOperator, ...], Rows, str | None, int]:
-    """The operators with types, what is left of the rows, which operator left none, and what more rows could tell.
+def _tried(
+    operators: Sequence[RowOperator], table: pa.Table
+) -> tuple[tuple[RowOperator, ...], np.ndarray, str | None, int]:
+    """The operators with types, which rows got furthest, which operator left none of them, and what more could tell.
 
     The last is 0 for nothing, 1 for fields of structs, 2 for columns that are null.
     """
     rows = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips=True)
     made: list[RowOperator] = []
-    emptied, wanting = None, 0
+    reached, emptied, wanting = rows.places, None, 0
     for nth, operator in enumerate(operators):
-        had_rows, before = rows.table.num_rows > 0, rows.table.schema
+        had_rows = rows.table.num_rows > 0
         if had_rows:
-            operator.apply(rows)
+            reached = rows.places
+            found, more = _typed(operator, rows, operators[nth + 1 :])
+            wanting = max(wanting, more)
+        else:
+            found = operator
         if not rows.table.num_rows:
             emptied = emptied or (operator.label if had_rows else None)
-            made.append(replace(operator, probed=True) if isinstance(operator, MapTransform) else operator)
-            continue
-        if not isinstance(operator, MapTransform):
-            made.append(operator)
-            continue
-        for name, kind in zip(rows.table.schema.names, rows.table.schema.types, strict=True):
-            at = before.get_field_index(name)
-            if (at >= 0 and before.field(at).type == kind) or name in dict(operator.types):
-                continue
-            if is_open(kind):
-                wanting = 2
-            elif could_widen(kind):
-                wanting = max(wanting, 1)
-            if pa.types.is_null(kind):
-                _set_kind(rows, name, _kind_for(name, operators[nth + 1 :], rows.table))
-        schema = rows.table.schema
-        made.append(replace(operator, types=tuple(zip(schema.names, schema.types, strict=True)), probed=True))
-    return tuple(made), rows, emptied, wanting
+            found = replace(operator, probed=True) if isinstance(operator, MapTransform) else operator
+        made.append(found)
+    return tuple(made), reached if emptied else rows.places, emptied, wanting
 
 
-def _set_kind(rows: Rows, name: str, kind: pa.DataType) -> None:
-    at = rows.table.schema.get_field_index(name)
-    rows.table = rows.table.set_column(at, name, one_chunk(rows.table.column(name)).cast(kind))
+def _typed(operator: RowOperator, rows: Rows, later: Sequence[RowOperator]) -> tuple[RowOperator, int]:
+    """Apply `operator`, and give it with the types of what came of that; the number is as in `_tried`."""
+    before = rows.table.schema
+    if isinstance(operator, StatefulTransform):
+        bare = replace(operator, transform=_Pushing(operator.transform))
+        bare.apply(rows)
+        if not rows.table.num_rows:
+            return operator, 0
+        wanting = _settled(rows, before, (), later)
+        operator = replace(operator, types=types_of(rows.table))
+        for worker in operator.workers():
+            if isinstance(worker, MapTransform):
+                _, more = _typed(worker, rows, later)
+                operator, wanting = replace(operator, made=types_of(rows.table)), max(wanting, more)
+        return operator, wanting
+    operator.apply(rows)
+    if not rows.table.num_rows or not isinstance(operator, MapTransform | MapBatches):
+        return operator, 0
+    wanting = _settled(rows, before, operator.types if isinstance(operator, MapTransform) else (), later)
+    if isinstance(operator, MapTransform):
+        return replace(operator, types=types_of(rows.table), probed=True), wanting
+    return replace(operator, types=types_of(rows.table)), wanting
+
+
+class _Pushing:
+    """A stateful transform of which only the memory works."""
+
+    def __init__(self, transform: Any) -> None:
+        self.init_state, self.push, self.flush = transform.init_state, transform.push, transform.flush
+        self.__qualname__ = name_of(transform)
+
+
+def _settled(rows: Rows, before: pa.Schema, told: Any, later: Sequence[RowOperator]) -> int:
+    """Give columns that are nothing but null a type; the number is as in `_tried`."""
+    wanting = 0
+    for name, kind in types_of(rows.table):
+        at = before.get_field_index(name)
+        if (at >= 0 and before.field(at).type == kind) or name in dict(told):
+            continue
+        if is_open(kind):
+            wanting = 2
+        elif could_widen(kind):
+            wanting = max(wanting, 1)
+        if pa.types.is_null(kind):
+            column = one_chunk(rows.table.column(name)).cast(_kind_for(name, later, rows.table))
+            rows.table = rows.table.set_column(rows.table.schema.get_field_index(name), name, column)
+    return wanting
 
 
 def _kind_for(name: str, later: Sequence[RowOperator], table: pa.Table) -> pa.DataType:

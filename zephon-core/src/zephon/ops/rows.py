@@ -463,6 +463,7 @@ def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str,
         rows.keep(~unfit[source])
 
 
+_FIRST_ROWS = "in the rows tried first"
 _NOT_SEEN = (
     "which no row tried before the run has; give it in every row, None where there is none, or name its type in types"
 )
@@ -479,8 +480,13 @@ def _wrong_result(made: list[Any]) -> str | None:
     return None
 
 
-def columns_from(label: str, results: list[dict[str, Any]]) -> pa.Table:
+def columns_from(label: str, results: list[dict[str, Any]], types: Mapping[str, pa.DataType] | None = None) -> pa.Table:
     """A table of rows given by a function; what a row lacks is null.
+
+    Args:
+        label: of the operator, for messages.
+        results: the rows.
+        types: of all its columns, where they are known; else they are found from the rows.
 
     Raises:
         PipelineError: the values of a column are not of one type, or no Unicode.
@@ -489,11 +495,15 @@ def columns_from(label: str, results: list[dict[str, Any]]) -> pa.Table:
     def refuse(index: int, reason: str) -> None:
         raise PipelineError(f"{label}: {reason}.")
 
-    names = list(dict.fromkeys(name for result in results for name in result))
+    named = dict.fromkeys(name for result in results for name in result)
     columns = {}
-    for name in names:
+    for name in [*types, *(name for name in named if name not in types)] if types else named:
         values = [row.get(name) for row in results]
-        columns[name] = column_as(name, values, common_type(values), refuse)
+        kind = types.get(name) if types else common_type(values)
+        if kind is not None:
+            columns[name] = column_as(name, values, kind, refuse)
+        elif any(value is not None for value in values):
+            raise PipelineError(f'{label}: it gave a column "{name}", {_NOT_SEEN}.')
     return pa.table(columns)
 
 
@@ -567,6 +577,8 @@ class MapBatches(RowOperator):
         columns: columns of the table; None gives all columns of the dataset.
         datasets: names of the datasets to map, or None for all.
         runner: where the function runs; see `RowOperator`.
+        types: names and types of its columns, as found before the run (see `zephon.ops.probe`): a column that a table
+            has in another type is converted, and a row whose value does not fit cannot be used.
     """
 
     kind: ClassVar[str] = "map_batches"
@@ -574,6 +586,7 @@ class MapBatches(RowOperator):
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
     runner: str | None = None
+    types: Types = ()
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
@@ -637,9 +650,9 @@ class MapBatches(RowOperator):
                     f'rows must keep the column "{ROW_COLUMN}" with the place that each row came from.'
                 )
             source = None if given.num_rows == rows.table.num_rows else np.arange(first, first + given.num_rows)
-            return result, source
+            return typed(rows, self.label, result, source, self.types)
         source = self._source_of(result, first, given.num_rows)
-        return result.drop_columns([ROW_COLUMN]), source
+        return typed(rows, self.label, result.drop_columns([ROW_COLUMN]), source, self.types)
 
     def _source_of(self, result: pa.Table, first: int, count: int) -> np.ndarray:
         column = one_chunk(result.column(ROW_COLUMN))
@@ -680,6 +693,92 @@ class AddOp(MapBatches):
     """An `Operator`, or a function, of the user's own; works as `MapBatches` does."""
 
     kind: ClassVar[str] = "add_op"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Types
+
+Types = tuple[tuple[str, pa.DataType], ...]
+"""Names and types of columns."""
+
+
+def types_of(table: pa.Table) -> Types:
+    """Those of a table."""
+    return tuple(zip(table.schema.names, table.schema.types, strict=True))
+
+
+@dataclass(frozen=True)
+class ColumnTypes(RowOperator):
+    """Bring columns that were made of Python values, a block at a time, into the types that they are to have.
+
+    Attributes:
+        types: names and types; other columns, and those that are not there, stay so.
+        made_by: what messages call it.
+    """
+
+    kind: ClassVar[str] = "types"
+    types: Types
+    made_by: str = "types"
+    datasets: Sequence[str] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ()
+
+    @property
+    def label(self) -> str:
+        return self.made_by
+
+    def identity(self) -> str:
+        return f"types {self.types}"
+
+    def apply(self, rows: Rows) -> None:
+        table, source = typed(rows, self.label, rows.table, None, self.types)
+        rows.table = table
+        if source is not None:
+            rows.places = rows.places[source]
+
+
+def typed(
+    rows: Rows, label: str, result: pa.Table, source: np.ndarray | None, types: Types
+) -> tuple[pa.Table, np.ndarray | None]:
+    """Columns of `result` in the types that they are to have, and the rows of it that fit.
+
+    Args:
+        rows: what it was made of.
+        label: of the operator, for messages.
+        result: a table.
+        source: int64[m], for each of its rows that of `rows`; None for the same ones.
+        types: names and types; other columns stay as they are.
+
+    Returns:
+        (the table, source), without what was made of a row of which anything does not fit.
+    """
+    unfit: set[int] = set()
+    of = np.arange(result.num_rows) if source is None else source
+    for name, kind in types:
+        at = result.schema.get_field_index(name)
+        if at < 0 or result.schema.field(at).type == kind:
+            continue
+        column = one_chunk(result.column(at))
+        if not _may_become(column.type, kind):
+            # Whether other values are of this type is for each of them to say.
+            misfits: list[tuple[int, str]] = []
+            made = column_as(name, column.to_pylist(), kind, lambda *fault, to=misfits: to.append(fault))
+        else:
+            why = f'it gave a value for column "{name}" that is not {kind}, which it is {_FIRST_ROWS}'
+            misfits = [(index, f"{why} ({one_line(error)})") for index, error in _not_cast(column, kind, 0)]
+            made = _without(column, [index for index, _ in misfits]).cast(kind)
+        for index, reason in misfits:
+            row = int(of[index])
+            if row not in unfit:
+                unfit.add(row)
+                rows.fail(row, label, reason)
+        result = result.set_column(at, name, made)
+    if unfit:
+        kept = np.flatnonzero(~np.isin(of, list(unfit)))
+        result, source = result.take(int64_array(kept)), of[kept]
+    return result, source
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -869,9 +968,28 @@ def text_or_faults(rows: Rows, operator: str, name: str, column: pa.Array, bad: 
         if not bad[index]:
             bad[index] = True
             rows.fail(index, operator, f'column "{name}" {why if is_bytes else f"holds no text ({one_line(error)})"}')
+    return _without(column, [index for index, _ in found]).cast(kind)
+
+
+def _without(column: pa.Array, places: list[int]) -> pa.Array:
+    """`column` with nulls at `places`."""
+    if not places:
+        return column
     sound = np.ones(len(column), dtype=bool)
-    sound[[index for index, _ in found]] = False
-    return pc.if_else(_bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)
+    sound[places] = False
+    return pc.if_else(_bool_array(sound), column, pa.nulls(1, column.type)[0])
+
+
+def _may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type can be values of another, rather than be parsed or printed."""
+    if pa.types.is_null(kind) or (_is_number(kind) and _is_number(wanted)):
+        return True
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in texts) and any(check(wanted) for check in texts)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _not_cast(column: pa.Array, kind: pa.DataType, first: int) -> list[tuple[int, BaseException]]:

@@ -95,7 +95,7 @@ def column_as(name: str, values: Sequence[Any], kind: pa.DataType, on_fault: Cal
     try:
         if only in _PLAIN and _PLAIN[only] == kind:
             return column_of(values)
-        if not pa.types.is_null(kind) and only not in _PLAIN:
+        if kind not in _PLAIN.values():
             made = pa.array([_plain(value) for value in values], kind)
             if all(map(_same, values, made.to_pylist())):
                 return made
@@ -168,6 +168,9 @@ def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     """
     if one == other or pa.types.is_null(other):
         return one
+    plain = [kind for kind in (one, other) if kind in _PLAIN.values() and not pa.types.is_null(kind)]
+    if plain and {one, other} != {pa.int64(), pa.float64()} and not pa.types.is_null(one):
+        raise pa.ArrowTypeError(f"{one} and {other}")
     schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
