@@ -411,19 +411,12 @@ def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str,
         types: of its columns; where they are `known`, no others may come.
         known: see types.
     """
-    kept: list[int] = []
-    flat: list[Mapping[str, Any]] = []
-    for index, result in enumerate(results):
-        if result is None or result is _FAILED:
-            continue
-        made = result if isinstance(result, list) else [result]
-        wrong = _wrong_result(made)
-        if wrong is not None:
-            rows.fail(index, label, wrong)
-            continue
-        kept += [index] * len(made)
-        flat += made
-    source = np.array(kept, dtype=np.int64)
+    kept: Sequence[int] = range(len(results))
+    flat: Sequence[Mapping[str, Any]] = results
+    named = dict.fromkeys(name for result in results for name in result) if set(map(type, results)) == {dict} else None
+    if named is None or ROW_COLUMN in named or set(map(type, named)) - {str}:
+        kept, flat = _flattened(rows, label, results)
+        named = dict.fromkeys(name for result in flat for name in result)
     table, unfit = rows.table, np.zeros(rows.table.num_rows, dtype=bool)
 
     def fail(index: int, reason: str) -> None:
@@ -433,7 +426,6 @@ def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str,
             rows.fail(row, label, reason)
 
     columns = {}
-    named = dict.fromkeys(name for result in flat for name in result)
     others = [name for name in named if name not in types]
     for name in [*types, *(sorted(others) if known else others)]:
         here = name in table.column_names
@@ -452,7 +444,8 @@ def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str,
         if kind is None:
             kind = common_type(values, table.schema.field(name).type if here else pa.null())
         columns[name] = column_as(name, values, kind, fail)
-    if len(kept) != table.num_rows or (np.diff(source) != 1).any():
+    source = np.array(kept, dtype=np.int64)
+    if kept != range(table.num_rows):
         rows.take(source)
     table = rows.table
     for name, column in columns.items():
@@ -467,6 +460,23 @@ _FIRST_ROWS = "in the rows tried first"
 _NOT_SEEN = (
     "which no row tried before the run has; give it in every row, None where there is none, or name its type in types"
 )
+
+
+def _flattened(rows: Rows, label: str, results: list[Any]) -> tuple[list[int], list[Mapping[str, Any]]]:
+    """(which row each came from, the dicts) of what a function gave; what is neither fails."""
+    kept: list[int] = []
+    flat: list[Mapping[str, Any]] = []
+    for index, result in enumerate(results):
+        if result is None or result is _FAILED:
+            continue
+        made = result if isinstance(result, list) else [result]
+        wrong = _wrong_result(made)
+        if wrong is not None:
+            rows.fail(index, label, wrong)
+            continue
+        kept += [index] * len(made)
+        flat += made
+    return kept, flat
 
 
 def _wrong_result(made: list[Any]) -> str | None:

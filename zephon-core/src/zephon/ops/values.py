@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,11 @@ def column_as(name: str, values: Sequence[Any], kind: pa.DataType, on_fault: Cal
     try:
         if only in _PLAIN and _PLAIN[only] == kind:
             return column_of(values)
+        if _is_exact(kind):
+            # No conversion can hide in these: where Arrow finds this very type, everything fits.
+            made = pa.array(values)
+            if made.type == kind:
+                return made
         if kind not in _PLAIN.values():
             made = pa.array([_plain(value) for value in values], kind)
             if all(map(_same, values, made.to_pylist())):
@@ -107,7 +113,17 @@ def column_as(name: str, values: Sequence[Any], kind: pa.DataType, on_fault: Cal
         if reason is not None:
             on_fault(place, reason)
         fitting.append(fitted)
-    return column_of(fitting) if kind in _PLAIN.values() and kind != pa.null() else pa.array(fitting, kind)
+    plain = kind in _PLAIN.values() and any(value is not None for value in fitting)
+    return column_of(fitting) if plain else pa.array(fitting, kind)
+
+
+@lru_cache(maxsize=256)
+def _is_exact(kind: pa.DataType) -> bool:
+    """Whether it is a list or struct of texts, numbers, flags and nulls alone."""
+    inner = _inner(kind)
+    if pa.types.is_struct(kind) or pa.types.is_list(kind):
+        return all(_is_exact(one) or one in (*_PLAIN.values(), pa.string()) for one in inner)
+    return False
 
 
 def _fitted(name: str, value: Any, kind: pa.DataType) -> tuple[str | None, Any]:
