@@ -28,6 +28,15 @@ def fails_on_sevens(row):
     return row
 
 
+def valued(row):
+    """New columns, of values that vary in type, and that are missing in some rows."""
+    number = row["number"]
+    made = {"score": [None, number, number / 4, number][number % 4], "lists": {"first": None if number % 9 else number}}
+    if number % 6:
+        made["word"] = f"word {number}" if number % 5 else number
+    return made
+
+
 class Joined(Stateful):
     """Puts three rows into one."""
 

@@ -8,7 +8,17 @@ import pytest
 from chat_data import CHATML, write_chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from operator_data import Doubled, Joined, Suffix, every_other, fails_on_sevens, reversed_texts, shout, two_of_each
+from operator_data import (
+    Doubled,
+    Joined,
+    Suffix,
+    every_other,
+    fails_on_sevens,
+    reversed_texts,
+    shout,
+    two_of_each,
+    valued,
+)
 from support import step_digests
 
 from zephon import Pipeline, merge_checkpoints
@@ -18,7 +28,7 @@ from zephon.ops.rows import Rows
 from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource
 
-few = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+few = settings(max_examples=16, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +38,10 @@ def chat_tokenizer(tmp_path_factory):
 
 def text_of(number):
     return [None, "", f"doc {number}", f"a longer document {number} " * 6, "é木 " * (number % 40)][number % 5]
+
+
+def bytes_of(number):
+    return [b"\xff bad", None, f"bytes {number} é".encode(), "été".encode("latin-1")][number % 4]
 
 
 def conversation_of(number):
@@ -45,6 +59,7 @@ def sources(draw):
             "number": numbers,
             "title": [f"title {n}" for n in numbers],
             "text": [f"some text of dataset {d}" if n == 1 else text_of(n) for n in numbers],
+            "raw": [bytes_of(n) for n in numbers],
             "messages": [conversation_of(n) for n in numbers],
             "input_ids": [[n % 50] * (n % 60) for n in numbers],
             "loss": [[(n + i) % 2 for i in range(n % 60)] for n in numbers],
@@ -60,6 +75,7 @@ def sources(draw):
     )
 
 
+LENIENT = {"on_error": "skip", "error_budget": 1.0}
 ROWS = {
     "filter by expression": lambda p: p.filter("number != 5 and length(title) > 3"),
     "filter by function": lambda p: p.filter(lambda row: row["number"] % 4 != 0, columns=["number"]),
@@ -69,7 +85,15 @@ ROWS = {
     "map_batches that drops": lambda p: p.map_batches(every_other),
     "text_template": lambda p: p.text_template("{title}: {text}", datasets=["d0"]),
     "add_op": lambda p: p.add_op(Suffix()),
-    "rows left out": lambda p: p.map_transform(fails_on_sevens).options(on_error="skip", error_budget=1.0),
+    "rows left out": lambda p: p.map_transform(fails_on_sevens).options(**LENIENT),
+    "decode_text": lambda p: p.decode_text("raw").text_template("{raw} {number}"),
+    "decode_text that leaves rows out": lambda p: p.decode_text("raw", errors="strict").options(**LENIENT),
+    "columns made by a map": lambda p: (
+        p.map_transform(valued)
+        .filter("score is null or score != 4 and lists.first is null")
+        .text_template("{score} {word}: {text}")
+        .options(**LENIENT)
+    ),
     "stateful_transform": lambda p: p.stateful_transform(Joined(), columns=["text"]),
     "stateful_transform that gives more": lambda p: p.stateful_transform(Doubled(), columns=["text"]),
 }
@@ -78,11 +102,17 @@ TOKENS = {
     "tokenize_chat": lambda p, t, limit: p.tokenize_chat(t, **limit),
     "pretokenized": lambda p, t, limit: p.pretokenized(loss="loss", positions="places", **limit),
 }
+PACKS = {
+    "wrap": lambda p, length: p.pack_flat(length),
+    "ensure_mixture": lambda p, length: p.ensure_mixture(64).pack_flat(length),
+    "best_fit": lambda p, length: p.pack_flat(length, "best_fit", num_bins=4),
+    "first_fit": lambda p, length: p.pack_flat(length, "first_fit", num_bins=4, max_documents_per_record=3),
+}
 
 
 @st.composite
 def shapes(draw):
-    """Lanes, records per step, sequence length, window, shuffle buffer, operators."""
+    """Lanes, records per step, sequence length, window, shuffle buffer, operators, packing."""
     lanes = draw(st.sampled_from([1, 2, 3, 4, 8, 12]))
     tokens = draw(st.sampled_from(["tokenize", "tokenize", *TOKENS]))
     rows = []
@@ -93,7 +123,12 @@ def shapes(draw):
         rows = [name for name in rows if name not in stateful] + stateful[:1]
     else:
         rows = draw(st.sampled_from([[], ["filter by expression"], ["rows left out"]]))
-    limit = draw(st.sampled_from([{}, {"max_length": 20}, {"max_length": 7, "split_long_samples": True}]))
+    pack = draw(st.sampled_from(list(PACKS)))
+    if pack == "ensure_mixture":  # of rows that each make one document
+        rows = [name for name in rows if not name.startswith(("several", "stateful"))]
+    limit = draw(
+        st.sampled_from([{}, {"max_length": 20}, {"max_length": 7, "split_long_samples": pack != "ensure_mixture"}])
+    )
     return {
         "lanes": lanes,
         "global_batch": lanes * draw(st.integers(1, 3)),
@@ -103,6 +138,7 @@ def shapes(draw):
         "rows": rows,
         "tokens": tokens,
         "limit": limit,
+        "pack": pack,
     }
 
 
@@ -117,7 +153,8 @@ def build(source, shape, tokenizer, *, groups=1, group=0, microbatch=1, runner="
     )
     for name in shape["rows"]:
         pipeline = ROWS[name](pipeline)
-    pipeline = TOKENS[shape["tokens"]](pipeline, tokenizer, shape["limit"]).pack_flat(shape["seq_len"])
+    pipeline = TOKENS[shape["tokens"]](pipeline, tokenizer, shape["limit"])
+    pipeline = PACKS[shape["pack"]](pipeline, shape["seq_len"])
     if shape["buffer"]:
         pipeline = pipeline.shuffle(shape["buffer"], seed=3)
     return pipeline.options(**options).batch(microbatch)

@@ -23,6 +23,7 @@ from .faults import FaultPolicy, RowFault
 from .io import Catalog, DecodeCache, OpenDataset
 from .ops import (
     Batch,
+    ColumnTypes,
     DecodeText,
     DocumentWorker,
     Encoder,
@@ -36,6 +37,7 @@ from .ops import (
     PackSequences,
     Pretokenized,
     RowOperator,
+    Sample,
     Shuffle,
     StatefulStage,
     StatefulTransform,
@@ -44,6 +46,8 @@ from .ops import (
     TokenizeChat,
     check_operators,
     columns_needed,
+    probe,
+    types_of,
 )
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, Earlier, LaneStart
@@ -57,7 +61,6 @@ _log = logging.getLogger("zephon")
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
-_SAMPLE_ROWS = 64
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
 REMOTE_FETCHERS = 4
@@ -318,16 +321,23 @@ def compile_pipeline(
         for opened in datasets:
             _check_lost(opened, faults)
         fetch = Fetcher(datasets, [need.columns for need in needs])
-        samples = [fetch.sample(d, _SAMPLE_ROWS) for d in range(len(datasets))]
+        probed = [probe(chain, fetch.samples(d), names[d]) for d, chain in enumerate(chains)]
         tokenizer = loading.result()
+    chains, samples = [list(found.operators) for found in probed], [found.sample for found in probed]
+    for found in probed:
+        if found.warning:
+            _log.warning("%s", found.warning)
     encoders, (bos_id, eos_id) = _encoders(operators, needs, tokenizer)
-    before, after = _around_stateful(chains)
+    before, after = _around_stateful(chains, samples)
     locate = _Locator([dataset.catalog for dataset in datasets])
     whole = DocumentWorker(chains, encoders, names, locate, faults)
     findings: tuple[Finding, ...] = ()
     if operators.rows:
         everywhere = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
         findings = check_operators(whole, names, samples, faults, compare=options.check_operators, sent_for=everywhere)
+    for d, sample in enumerate(samples):
+        if chains[d]:
+            _try_encoder(whole, d, names[d], sample)
     if tokenizer is not None:
         tokenizer.selfcheck(_sample_texts(whole, samples))
     tokens_per_row = _measure(source, datasets, needs, fetch, whole, tokens_per_row or {})
@@ -365,7 +375,7 @@ def compile_pipeline(
         finite=source.finite,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(dataset.name for dataset in datasets),
-        row_bytes=np.array([max(_LEAST_ROW_BYTES, d.catalog.bytes / d.catalog.rows) for d in datasets]),
+        row_bytes=np.array([_row_bytes(*of) for of in zip(datasets, needs, samples, strict=True)]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
         readahead_bytes=(options.prefetch_buffer_size or READAHEAD_BYTES) if remote else 0,
         barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
@@ -374,6 +384,7 @@ def compile_pipeline(
         kinds=_kinds(operators.pack, source),
         faults=faults,
         stateful=stage,
+        remedy=_remedy(operators, needs),
     )
     return Compiled(
         source=source,
@@ -411,6 +422,27 @@ def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
         )
     for shard in lost[:_LOST_TOLD]:
         _log.warning('dataset "%s": shard %s is left out: %s', dataset.name, shard.name, shard.reason)
+
+
+def _row_bytes(dataset: OpenDataset, need: Needs, sample: Sample) -> float:
+    """Bytes per row of all columns that are read: the catalog tells of one, the format or some rows of the others."""
+    row_bytes = dataset.catalog.bytes / dataset.catalog.rows
+    others = [name for name, source in need.columns.items() if source != need.size_column]
+    if others:
+        sampled = sample.table.select(others).nbytes / max(1, sample.table.num_rows)
+        row_bytes = max(row_bytes + sampled, dataset.row_bytes)
+    return max(_LEAST_ROW_BYTES, row_bytes)
+
+
+def _remedy(operators: Operators, needs: Sequence[Needs]) -> str:
+    """What helps where no row has anything to train on."""
+    read = " or ".join(dict.fromkeys(f'{need.encode.kind} takes the column "{need.encode.field}"' for need in needs))
+    if operators.rows:
+        return f"look at what the operators leave of them: {read}"
+    if all(isinstance(need.encode, Tokenize) for need in needs):
+        columns = " or ".join(dict.fromkeys(f'"{need.size_column}"' for need in needs))
+        return f"name a column with text (text_field) in place of {columns}"
+    return f"name another column: {read}"
 
 
 def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
@@ -488,16 +520,21 @@ def _policy(encode: Any) -> str:
 
 
 def _around_stateful(
-    chains: Sequence[Sequence[RowOperator]],
+    chains: Sequence[Sequence[RowOperator]], samples: Sequence[Sample]
 ) -> tuple[list[list[RowOperator]], list[list[RowOperator]]]:
-    """Per dataset, the operators before a stateful transform and those after it; where there is none, all are after."""
+    """Per dataset, the operators before a stateful transform and those after it; where there is none, all are after.
+
+    Rows come out of a stateful transform as Python values, those of datasets that only pass it by too, and get the
+    types back that they had.
+    """
     before: list[list[RowOperator]] = []
     after: list[list[RowOperator]] = []
-    for chain in chains:
-        at = next((n for n, operator in enumerate(chain) if isinstance(operator, StatefulTransform)), None)
+    places = [next((n for n, op in enumerate(chain) if isinstance(op, StatefulTransform)), None) for chain in chains]
+    for chain, at, sample in zip(chains, places, samples, strict=True):
         before.append([] if at is None else list(chain[:at]))
         if at is None:
-            after.append(list(chain))
+            by = [ColumnTypes(types_of(sample.table))] if any(place is not None for place in places) else []
+            after.append([*by, *chain])
         else:
             stateful = chain[at]
             assert isinstance(stateful, StatefulTransform)
@@ -505,16 +542,24 @@ def _around_stateful(
     return before, after
 
 
-def _sample_texts(worker: DocumentWorker, samples: Sequence[pa.Table]) -> list[str]:
+def _sample_texts(worker: DocumentWorker, samples: Sequence[Sample]) -> list[str]:
     """Some documents of every dataset, for the tokenizer's self-check."""
     texts: list[str] = []
     for d, sample in enumerate(samples):
         budget = _SAMPLE_BYTES
-        for text in worker.texts(d, sample):
+        for text in worker.texts(d, sample.table):
             if budget > 0:
                 texts.append(text[:budget])
                 budget -= len(text)
     return texts
+
+
+def _try_encoder(worker: DocumentWorker, number: int, name: str, sample: Sample) -> None:
+    """Refuse columns that the operators have made of another type than can be encoded."""
+    try:
+        worker.count(number, sample.table)
+    except PipelineError as error:
+        raise PipelineError(f'dataset "{name}", after its operators: {error}') from error.__cause__
 
 
 def _measure(

@@ -266,9 +266,10 @@ class Pipeline:
         columns: Sequence[str] | None = None,
         datasets: Sequence[str] | None = None,
         runner: str | None = None,
+        types: Mapping[str, pa.DataType | str] | None = None,
     ) -> Pipeline:
         """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
-        return self._with(MapTransform(transform, columns, datasets, runner))
+        return self._with(MapTransform(transform, columns, datasets, runner, types or ()))
 
     def map_batches(
         self,

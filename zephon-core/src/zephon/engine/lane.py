@@ -321,8 +321,8 @@ class LaneStream:
                 f"every row of {names}; take a longer sequence length, or split long documents before or in packing."
             )
         return (
-            f"{rows} were null, empty or only white space{self._or_left_out()}, which is every row of {names}; name a "
-            "column with text (text_field)."
+            f"{rows} were null, empty or only white space{self._or_left_out()}, which is every row of {names}; "
+            f"{self._plan.remedy}."
         )
 
     def _or_left_out(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,6 +22,7 @@ from ..ops import (
     Packer,
     PackFlat,
     Passer,
+    Sample,
     Shuffle,
     Shuffler,
     StatefulStage,
@@ -36,6 +37,10 @@ from ..work import AnyCurriculum
 __all__ = ["Fetcher", "Plan"]
 
 _LEAST_STRETCH = 64
+# Rows that operators are tried on: at first, of the start where more are needed, and from all over the dataset.
+_SAMPLE_ROWS = (64, 1024)
+_SAMPLE_GROUPS, _SAMPLE_ROWS_OF_GROUP = 8, 512
+_SAMPLE_BYTES = 32 << 20
 
 UNSHUFFLED_BUFFER = 1024
 """Records over all lanes between places where an unshuffled run can be entered."""
@@ -78,18 +83,42 @@ class Fetcher:
             if self._datasets[d].remote:
                 self._datasets[d].announce(row[dataset == d])
 
-    def sample(self, dataset: int, count: int) -> pa.Table:
-        """The first `count` rows of a dataset, fewer where it has no more or some are damaged.
+    def samples(self, dataset: int) -> Iterator[Sample]:
+        """Rows of a dataset to try operators on: the first 64, more of the start, and some from all over it.
 
-        Where all of them are damaged, those of the first group that has sound ones.
+        Rows that are damaged are left out; where all of the first are, they are those of the first group that has sound
+        ones. Each step reads at most 32 MiB more than one group.
         """
         opened = self._datasets[dataset]
-        first = np.arange(min(count, opened.catalog.rows), dtype=np.int64)
-        table, _, _ = split_damaged(opened.take(first))
-        groups = iter(range(opened.catalog.n_groups))
-        while not table.num_rows and (group := next(groups, None)) is not None:
-            table = split_damaged(opened.read_group(group))[0].slice(0, count)
-        return self.named(dataset, table)
+        catalog = opened.catalog
+        first = self._sound(dataset, np.arange(min(_SAMPLE_ROWS[0], catalog.rows), dtype=np.int64))
+        groups = iter(range(catalog.n_groups))
+        while not first.table.num_rows and (group := next(groups, None)) is not None:
+            start = int(catalog.row_starts[group])
+            table, kept, _ = split_damaged(opened.read_group(group))
+            first = Sample(start + kept, self.named(dataset, table)).take(np.arange(min(_SAMPLE_ROWS[0], len(kept))))
+        yield first
+        rows = np.arange(_SAMPLE_ROWS[0], min(_SAMPLE_ROWS[1], catalog.rows), dtype=np.int64)
+        per_row = first.table.nbytes / max(1, first.table.num_rows)
+        rows = rows[: int(_SAMPLE_BYTES / max(1.0, per_row))]
+        if len(rows):
+            yield self._sound(dataset, rows)
+        last = int(rows[-1]) if len(rows) else len(first.rows) - 1
+        spread = np.unique(np.linspace(0, catalog.n_groups - 1, _SAMPLE_GROUPS).astype(np.int64))
+        size, parts = 0, []
+        for group in spread.tolist():
+            low, high = catalog.row_starts[group : group + 2].tolist()
+            some = np.unique(np.linspace(low, high - 1, _SAMPLE_ROWS_OF_GROUP).astype(np.int64))
+            part = self._sound(dataset, some[some > last])
+            size += part.table.nbytes
+            parts.append(part)
+            if size > _SAMPLE_BYTES:
+                break
+        yield Sample.joined(parts)
+
+    def _sound(self, dataset: int, rows: np.ndarray) -> Sample:
+        table, kept, _ = split_damaged(self._datasets[dataset].take(rows))
+        return Sample(rows[kept], self.named(dataset, table))
 
     def named(self, dataset: int, table: pa.Table) -> pa.Table:
         """A table of a dataset as read, with its columns under the names that the operators know."""
@@ -129,7 +158,8 @@ class Plan:
         finite: whether the lanes end.
         pad_last: whether the last record of a lane is padded rather than left out.
         dataset_names: by index.
-        row_bytes: float64[n_datasets], bytes of text per row by the catalogs; sizes blocks of work, decides no data.
+        row_bytes: float64[n_datasets], bytes per row of all columns that are read; sizes blocks of work, decides no
+            data.
         readahead_bytes: text, over all lanes of this process, for which stores are asked ahead of the look-ahead; 0
             where all data is local.
         lookahead_bytes: text that may be under way or ready, over all lanes of this process.
@@ -139,6 +169,7 @@ class Plan:
         kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
+        remedy: what to do where no row has any token, for a message.
     """
 
     topology: Topology
@@ -162,6 +193,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
+    remedy: str = "name a column with text (text_field)"
 
     @property
     def first_start(self) -> LaneStart:

@@ -47,6 +47,8 @@ class GroupSource(Protocol):
 
     def announce(self, shard: int, group: Group) -> bool: ...
 
+    def row_bytes(self, shard: int) -> float: ...
+
     def close(self) -> None: ...
 
 
@@ -82,6 +84,14 @@ class OpenDataset:
     def remote(self) -> bool:
         """Whether reading goes to a store, which is worth telling beforehand what will be read."""
         return self._source.remote
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes per row of all columns that are read, by the first shard; 0 where its format cannot tell.
+
+        Sizes work, decides no data.
+        """
+        return self._source.row_bytes(int(self.catalog.group_shard[0]))
 
     def read_group(self, group: int) -> pa.Table:
         """All `catalog.group_rows[group]` rows of a group, decoded now, the cache neither asked nor filled.
@@ -271,6 +281,10 @@ class ShardFiles:
                     raise
                 self._forget(shard, group)
             tries += 1
+
+    def row_bytes(self, shard: int) -> float:
+        """Bytes per row of the columns that are read, uncompressed; 0 where the format cannot tell."""
+        return float(getattr(self._reader(shard), "row_bytes", 0.0))
 
     def announce(self, shard: int, group: Group) -> bool:
         """Has the bytes of a group fetched ahead; False where there is no room for more."""

@@ -11,7 +11,19 @@ from .mixture import EnsureMixture, MixturePacker, Turns
 from .needs import Needs, columns_needed
 from .pack import PackFlat, PackSequences, WrapPacker
 from .pretokenized import Pretokenized
-from .rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, RowOperator, TextTemplate
+from .probe import Probed, Sample, probe
+from .rows import (
+    AddOp,
+    ColumnTypes,
+    DecodeText,
+    Filter,
+    MapBatches,
+    MapTransform,
+    Operator,
+    RowOperator,
+    TextTemplate,
+    types_of,
+)
 from .shuffle import Passer, Shuffle, Shuffler
 from .stateful import Stateful, StatefulStage, StatefulTransform, Window
 from .tokenize import Tokenize, add_special_tokens
@@ -20,6 +32,7 @@ __all__ = [
     "AddOp",
     "Batch",
     "BinPacker",
+    "ColumnTypes",
     "DecodeText",
     "DocumentWorker",
     "Emitted",
@@ -42,7 +55,9 @@ __all__ = [
     "Packer",
     "Passer",
     "Pretokenized",
+    "Probed",
     "RowOperator",
+    "Sample",
     "Shuffle",
     "Shuffler",
     "Stateful",
@@ -57,4 +72,6 @@ __all__ = [
     "add_special_tokens",
     "check_operators",
     "columns_needed",
+    "probe",
+    "types_of",
 ]

@@ -121,9 +121,9 @@ class ChatEncoder:
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         self.__init__(*state)  # type: ignore[misc]
 
-    def alike(self, table: pa.Table) -> pa.Table:
+    def alike(self, rows: Rows) -> Rows:
         """As it is: every dataset is encoded by itself."""
-        return table
+        return rows
 
     def texts(self, rows: Rows) -> list[str]:
         """The conversations as text, without special tokens."""

@@ -18,6 +18,7 @@ import pyarrow as pa
 from ..errors import DataError, PipelineError
 from ..faults import FaultPolicy, reason_of
 from .documents import DocumentWorker
+from .probe import Sample
 from .rows import RowFailure, RowOperator, Rows, apply_all
 from .stateful import StatefulTransform
 
@@ -57,7 +58,7 @@ _WORDS = {
 def check_operators(
     worker: DocumentWorker,
     names: Sequence[str],
-    samples: Sequence[pa.Table],
+    samples: Sequence[Sample],
     faults: FaultPolicy,
     *,
     compare: bool,
@@ -67,7 +68,7 @@ def check_operators(
 
     Args:
         worker: holds the operators.
-        names, samples: of the datasets, and their first rows.
+        names, samples: of the datasets, and some rows of each.
         faults: what happens to rows that cannot be used.
         compare: try the user's own functions several times; else once, for what is plainly wrong.
         sent_for: what sends operators to other processes, unless one of them is to stay; None where it is only those
@@ -83,24 +84,26 @@ def check_operators(
     """
     found: dict[tuple[str, str], Finding] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
-        table = sample
+        table, at = sample.table, sample.rows
         for operator in worker.operators_of(d):
             given = table
             try:
-                table = _applied(operator, given, faults.skips).table
+                rows = _applied(operator, given, faults.skips)
             except RowFailure as failure:
+                first = worker.describe(d, int(at[failure.place]))
                 raise DataError(
-                    f"{worker.describe(d, failure.place)}: {failure.operator} failed: {failure.reason}; repair it, or "
+                    f"{first}: {failure.operator} failed: {failure.reason}; repair it, or "
                     'leave such rows out with on_error = "skip".'
                 ) from failure.__cause__
             except PipelineError as error:
                 raise PipelineError(f'dataset "{name}": {error}') from error.__cause__
+            table, of, at = rows.table, at, at[rows.places]
             if operator.function is None:
                 continue
             problems = [("pickle", _why_not_pickled(operator))]
             _refuse_unsent(operator, problems[0][1], sent_for)
             if compare and given.num_rows:
-                problems += _compared(operator, given, name)
+                problems += _compared(operator, given, name, of)
             for problem, where in problems:
                 if where is not None:
                     found.setdefault((operator.label, problem), Finding(operator.label, problem, where))
@@ -144,13 +147,13 @@ def _refuse_unsent(operator: RowOperator, why: str | None, sent_for: str | None)
     )
 
 
-def _compared(operator: RowOperator, table: pa.Table, dataset: str) -> list[tuple[str, str | None]]:
-    """What differs between calls that ought to be alike."""
+def _compared(operator: RowOperator, table: pa.Table, dataset: str, of: np.ndarray) -> list[tuple[str, str | None]]:
+    """What differs between calls that ought to be alike; `of` int64[n] says which rows of the dataset they are."""
     wanted = _outcome(_applied(operator, table))
     again = _outcome(_applied(operator, table))
     row = _first_difference(wanted, again)
     if row is not None:
-        return [("deterministic", f'dataset "{dataset}", row {row}')]
+        return [("deterministic", f'dataset "{dataset}", row {of[row]}')]
     if isinstance(operator, StatefulTransform):
         return []  # it may look at neighbours: a window is always whole
     single: dict[int, list[str]] = {}
@@ -162,7 +165,7 @@ def _compared(operator: RowOperator, table: pa.Table, dataset: str) -> list[tupl
     if row is not None:
         # The same rows, put together as before: if that has changed too, it is the calls that matter.
         late = _first_difference(wanted, _outcome(_applied(operator, table)))
-        return [("blocks" if late is None else "state", f'dataset "{dataset}", row {row}')]
+        return [("blocks" if late is None else "state", f'dataset "{dataset}", row {of[row]}')]
     half = table.num_rows // 2
     if half:
         # The second half first: whoever counts calls or rows gives something else.
@@ -171,7 +174,7 @@ def _compared(operator: RowOperator, table: pa.Table, dataset: str) -> list[tupl
         parts.update(_outcome(_applied(operator, table.slice(0, half))))
         row = _first_difference(wanted, parts)
         if row is not None:
-            return [("blocks", f'dataset "{dataset}", row {row}')]
+            return [("blocks", f'dataset "{dataset}", row {of[row]}')]
     return []
 
 

@@ -101,8 +101,8 @@ class Encoder(Protocol):
     joins: bool
     """Whether rows of several datasets may be encoded together, once `columns` have been made alike by `alike`."""
 
-    def alike(self, table: pa.Table) -> pa.Table:
-        """`columns` alone, in types that are the same for every dataset."""
+    def alike(self, rows: Rows) -> Rows:
+        """`columns` alone, in types that are the same for every dataset; without rows whose values do not fit."""
 
     def encode(self, rows: Rows) -> Documents:
         """The documents of some rows."""
@@ -169,6 +169,7 @@ class DocumentWorker:
         try:
             documents, failed = self._documents(block.parts, self._skips)
         except RowFailure as failure:
+            failure = self._first(failure, block.parts)
             raise self._told(block, failure) from failure.__cause__
         places, dataset = documents.places, block.dataset
         # What became of each row: nothing, without content, left out as faulty, documents.
@@ -284,6 +285,25 @@ class DocumentWorker:
             made = [Documents(np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64), none, none)]
         return Documents.merged(made), sorted(failed, key=lambda item: item[0])
 
+    def _first(self, failure: RowFailure, parts: Sequence[RowPart]) -> RowFailure:
+        """The failure of the first row that fails: another row may have failed at an earlier operator, or dataset.
+
+        So a run ends at the same row wherever its blocks are cut.
+        """
+        while failure.place:
+            before = []
+            for part in parts:
+                count = int(np.searchsorted(part.places, failure.place))
+                if count:
+                    before.append(RowPart(part.dataset, part.table.slice(0, count), part.places[:count]))
+            try:
+                if before:
+                    self._documents(before, skips=False)
+                break
+            except RowFailure as earlier:
+                failure = earlier
+        return failure
+
     def _told(self, block: RowBlock, failure: RowFailure) -> DataError:
         fault = self._fault(block, failure.place, failure.operator, failure.reason)
         return DataError(f'{fault}; repair it, or leave such rows out with on_error = "skip".')
@@ -313,17 +333,21 @@ def _content(block: RowBlock, place: int) -> str:
     for part in block.parts:
         at = int(np.searchsorted(part.places, place))
         if at < len(part.places) and part.places[at] == place:
-            row = part.table.slice(at, 1).to_pylist()[0]
+            try:
+                row = part.table.slice(at, 1).to_pylist()[0]
+            except Exception as error:  # a value that Python does not know, such as a date in the year 30,000
+                return reason_of(error)
             return shown_value("\n".join(f"{name}: {shown_value(value)}" for name, value in row.items()))
     return ""
 
 
 def _joined(encoder: Encoder, pieces: list[Rows]) -> Rows:
     """Rows of several datasets as one table, in the order of their places."""
+    pieces = [encoder.alike(rows) for rows in pieces]
     if len(pieces) == 1:
-        return Rows(encoder.alike(pieces[0].table), pieces[0].places, pieces[0].skips, pieces[0].failed)
+        return pieces[0]
     # Without copying first: one gather puts the rows of all into their order.
-    table = pa.concat_tables([encoder.alike(rows.table) for rows in pieces]).combine_chunks()
+    table = pa.concat_tables([rows.table for rows in pieces]).combine_chunks()
     places = np.concatenate([rows.places for rows in pieces])
     order = np.argsort(places, kind="stable")
     return Rows(table.take(int64_array(order)), places[order], pieces[0].skips, pieces[0].failed)

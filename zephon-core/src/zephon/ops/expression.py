@@ -6,7 +6,12 @@ The words, from the loosest to the tightest binding: `or`, `and`, `not`, compari
 `in [...]`, `not in [...]`, `is null`, `is not null`), `+ -`, `* /`, a sign. Columns are bare names, names in backticks,
 or paths into structs with dots; values are numbers, texts in quotes of either kind (with \\ before a quote or a
 backslash, and \\n and \\t), `true`, `false` and `null`. Functions: see `FUNCTIONS`. A comparison with null is null, and
-a row is kept only where the whole is true. Nothing is ever given to Python's own evaluator.
+a row is kept only where the whole is true; a column that holds nothing but nulls is null in every place. Whole numbers
+next to others than whole ones count as floats do, rounded where they are beyond 2**53. Nothing is ever given to
+Python's own evaluator.
+
+What a row holds can make a computation impossible (a product beyond 64 bits): then that row alone cannot be used. What
+the types of the columns make impossible is refused before the run.
 """
 
 from __future__ import annotations
@@ -14,15 +19,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._arrow import column_of, int64_array, string_array, true_mask
+from .._arrow import column_of, one_chunk, string_array, true_mask
 from ..errors import PipelineError
+from ..io.damage import shown_value
 
 __all__ = ["FUNCTIONS", "Expression"]
 
@@ -49,6 +55,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">=": pc.greater_equal,
 }
 _ESCAPES = {"n": "\n", "t": "\t"}
+_LEAST_INTEGER, _MOST_INTEGER = -(1 << 63), (1 << 64) - 1
 _WORDS = frozenset({"and", "or", "not", "in", "is", "null", "true", "false"})
 
 _Columns = Mapping[str, Any]
@@ -61,15 +68,25 @@ def _length(value: Any) -> Any:
         return pc.list_value_length(value)
     if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
         return pc.binary_length(value)
-    return pc.utf8_length(value)
+    return pc.utf8_length(_text(value))
+
+
+def _text(value: Any) -> Any:
+    """Nothing but nulls as null texts, which the functions for text take."""
+    return pc.cast(value, pa.large_string()) if pa.types.is_null(value.type) else value
+
+
+def _of_text(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda value: function(_text(value))
 
 
 def _with_text(function: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda value, pattern: function(value, pattern=pattern)
+    return lambda value, pattern: function(_text(value), pattern=pattern)
 
 
 def _contains(value: Any, text: str) -> Any:
     """By the engine for regular expressions, which finds plain texts five times faster than the one made for them."""
+    value = _text(value)
     if "\\E" in text or not text:
         return pc.match_substring(value, pattern=text)
     return pc.match_substring_regex(value, pattern=f"\\Q{text}\\E")
@@ -77,10 +94,10 @@ def _contains(value: Any, text: str) -> Any:
 
 FUNCTIONS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "length": (("value",), _length),
-    "bytes": (("value",), pc.binary_length),
-    "lower": (("value",), pc.utf8_lower),
-    "upper": (("value",), pc.utf8_upper),
-    "trim": (("value",), pc.utf8_trim_whitespace),
+    "bytes": (("value",), _of_text(pc.binary_length)),
+    "lower": (("value",), _of_text(pc.utf8_lower)),
+    "upper": (("value",), _of_text(pc.utf8_upper)),
+    "trim": (("value",), _of_text(pc.utf8_trim_whitespace)),
     "abs": (("value",), pc.abs),
     "contains": (("value", "text"), _contains),
     "starts_with": (("value", "text"), _with_text(pc.starts_with)),
@@ -118,6 +135,8 @@ class Expression:
             raise PipelineError(f"the filter is {text!r}; an expression such as 'length(text) > 100' is needed.")
         if len(text) > _MAX_CHARS:
             raise PipelineError(f"the filter has {len(text)} characters; at most {_MAX_CHARS} are allowed.")
+        if not text.isascii() and any("\ud800" <= letter <= "\udfff" for letter in text):
+            raise PipelineError(f"the filter {text!r} holds half a surrogate pair, which is no Unicode.")
         self.text = text
         parser = _Parser(text)
         self._evaluate: _Eval = parser.whole()
@@ -134,33 +153,71 @@ class Expression:
     def __repr__(self) -> str:
         return f"Expression({self.text!r})"
 
-    def keep(self, table: pa.Table) -> np.ndarray:
+    def keep(self, table: pa.Table, on_fault: Callable[[int, str], None] | None = None) -> np.ndarray:
         """Which rows of `table` are to be kept, bool[n].
 
+        Args:
+            table: the rows.
+            on_fault: told of rows, ascending, whose values cannot be computed with, and why; they are not kept. Where
+                it is None they are an error.
+
         Raises:
-            PipelineError: a column is missing, or a value cannot be compared as the expression wants it.
+            PipelineError: a column is missing, or columns of these types cannot be compared as the expression wants it.
         """
         columns = {}
         for name in self.columns:
             if name not in table.column_names:
                 raise PipelineError(f'the filter "{self.text}" {missing_column(name, table.column_names)}')
-            column = table.column(name)
-            columns[name] = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
+            columns[name] = one_chunk(table.column(name))
         try:
-            kept = self._evaluate(columns)
+            return self._kept(columns, table.num_rows)
         except pa.ArrowException as error:
-            reason = " ".join(str(error).split())[:200]
-            kinds = ", ".join(f"{name} {column.type}" for name, column in columns.items())
-            raise PipelineError(
-                f'the filter "{self.text}" cannot be computed ({reason}); its columns are {kinds}.'
-            ) from None
+            if on_fault is None or not table.num_rows:
+                raise self._cannot(columns, error) from None
+        try:
+            self._kept({name: column.slice(0, 0) for name, column in columns.items()}, 0)
+        except pa.ArrowException as error:
+            raise self._cannot(columns, error) from None
+        return self._kept_of(columns, 0, table.num_rows, on_fault)
+
+    def _kept(self, columns: _Columns, count: int) -> np.ndarray:
+        kept = self._evaluate(columns)
+        if pa.types.is_null(kept.type):
+            return np.zeros(count, dtype=bool)
         if not pa.types.is_boolean(kept.type):
             raise PipelineError(
                 f'the filter "{self.text}" gives {kept.type} and not true or false; compare the value with something.'
             )
         if isinstance(kept, pa.Scalar):
-            return np.full(table.num_rows, bool(kept.as_py()), dtype=bool)
+            return np.full(count, bool(kept.as_py()), dtype=bool)
         return true_mask(kept)
+
+    def _kept_of(self, columns: _Columns, first: int, count: int, on_fault: Callable[[int, str], None]) -> np.ndarray:
+        """As `keep`, in halves, so that a row that fails takes no other with it."""
+        try:
+            return self._kept(columns, count)
+        except pa.ArrowException as error:
+            if count == 1:
+                values = ", ".join(f"{name} {shown_value(column[0].as_py())[:40]}" for name, column in columns.items())
+                on_fault(first, f"it cannot be computed ({one_line(error)}); {values}")
+                return np.zeros(1, dtype=bool)
+        half = count // 2
+        parts = []
+        for start, length in ((0, half), (half, count - half)):
+            part = {name: column.slice(start, length) for name, column in columns.items()}
+            parts.append(self._kept_of(part, first + start, length, on_fault))
+        return np.concatenate(parts)
+
+    def _cannot(self, columns: _Columns, error: BaseException) -> PipelineError:
+        kinds = ", ".join(f"{name} {column.type}" for name, column in columns.items())
+        return PipelineError(
+            f'the filter "{self.text}" cannot be computed ({one_line(error)}); its columns are {kinds}.'
+        )
+
+
+def one_line(error: BaseException) -> str:
+    """What an exception of Arrow's says, shortened."""
+    return " ".join(str(error).split())[:200]
 
 
 def missing_column(name: str, existing: list[str]) -> str:
@@ -199,13 +256,24 @@ class _Parser:
             value: Any = match[kind]
             if kind == "name" and value.lower() in _WORDS:
                 kind, value = "word", value.lower()
+            elif kind == "number" and any(c in value for c in ".eE"):
+                value = float(value)
             elif kind == "number":
-                value = float(value) if any(c in value for c in ".eE") else int(value)
+                token = _Token(kind, value, match.start(kind))
+                value = self._integer(token, int(value[:40]) if len(value.lstrip("0")) < 40 else _MOST_INTEGER + 1)
             elif kind == "text":
                 value = re.sub(r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), value[1:-1], flags=re.DOTALL)
             tokens.append(_Token(kind, value, match.start(match.lastgroup or 0)))
             at = match.end()
         return [*tokens, _Token("end", "", end)]
+
+    def _integer(self, token: _Token, value: int) -> int:
+        if not _LEAST_INTEGER <= value <= _MOST_INTEGER:
+            shown = token.value if len(token.value) <= 40 else f"{token.value[:37]}..."
+            self._refuse(
+                replace(token, value=shown), "whole numbers go from -2**63 to 2**64 - 1; write a greater one as 1e30"
+            )
+        return value
 
     def _peek(self) -> _Token:
         return self._tokens[self._next]
@@ -247,14 +315,14 @@ class _Parser:
         self._deeper()
         made = self._and()
         while self._has("word", "or"):
-            made = self._pair(pc.or_kleene, made, self._and())
+            made = self._pair(_logical(pc.or_kleene), made, self._and())
         self._depth -= 1
         return made
 
     def _and(self) -> _Eval:
         made = self._not()
         while self._has("word", "and"):
-            made = self._pair(pc.and_kleene, made, self._not())
+            made = self._pair(_logical(pc.and_kleene), made, self._not())
         return made
 
     def _not(self) -> _Eval:
@@ -262,7 +330,7 @@ class _Parser:
             self._deeper()
             inner = self._not()
             self._depth -= 1
-            return lambda columns: pc.invert(inner(columns))
+            return lambda columns: pc.invert(_flag(inner(columns)))
         return self._comparison()
 
     def _comparison(self) -> _Eval:
@@ -270,7 +338,7 @@ class _Parser:
         token = self._peek()
         if token.kind == "sign" and token.value in _COMPARE:
             self._take()
-            made = self._pair(_COMPARE[token.value], left, self._sum())
+            made = self._pair(_compared(_COMPARE[token.value]), left, self._sum())
             after = self._peek()
             if after.kind == "sign" and after.value in _COMPARE:
                 self._refuse(after, "comparisons cannot be chained; join them with and")
@@ -303,22 +371,27 @@ class _Parser:
             token = self._take()
             if token.kind not in (("number",) if negative else ("number", "text")):
                 self._refuse(token, "lists hold numbers or texts in quotes")
-            values.append(-token.value if negative else token.value)
+            values.append(self._negative(token) if negative else token.value)
         if not values or len({isinstance(value, str) for value in values}) != 1:
             self._refuse(self._tokens[self._next - 1], "a list needs values, all numbers or all texts")
         return values
+
+    def _negative(self, number: _Token) -> Any:
+        if isinstance(number.value, float):
+            return -number.value
+        return self._integer(replace(number, value=f"-{number.value}"), -number.value)
 
     def _sum(self) -> _Eval:
         made = self._product()
         while self._peek().kind == "sign" and self._peek().value in "+-":
             function = pc.add_checked if self._take().value == "+" else pc.subtract_checked
-            made = self._pair(function, made, self._product())
+            made = self._pair(_computed(function), made, self._product())
         return made
 
     def _product(self) -> _Eval:
         made = self._value()
         while self._peek().kind == "sign" and self._peek().value in "*/":
-            function = pc.multiply_checked if self._take().value == "*" else _divided
+            function = _computed(pc.multiply_checked) if self._take().value == "*" else _divided
             made = self._pair(function, made, self._value())
         return made
 
@@ -329,6 +402,8 @@ class _Parser:
             self._want(")")
             return made
         if token.kind == "sign" and token.value == "-":
+            if self._peek().kind == "number":
+                return _constant(self._negative(self._take()))
             self._deeper()
             inner = self._value()
             self._depth -= 1
@@ -374,11 +449,66 @@ class _Parser:
 
 def _divided(left: Any, right: Any) -> Any:
     """True division; by zero it is infinite or no number, as floats are."""
-    return pc.divide(pc.cast(left, pa.float64()), pc.cast(right, pa.float64()))
+    return pc.divide(_float(left), _float(right))
+
+
+def _float(value: Any) -> Any:
+    """Numbers as float64, rounded; Arrow's own conversion refuses whole numbers that floats cannot hold exactly."""
+    if not (_is_number(value.type) or pa.types.is_null(value.type) or pa.types.is_boolean(value.type)):
+        raise pa.ArrowNotImplementedError(f"{value.type} is no number")
+    return pc.cast(value, pa.float64(), safe=False)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _flag(value: Any) -> Any:
+    return pc.cast(value, pa.bool_()) if pa.types.is_null(value.type) else value
+
+
+def _logical(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    return lambda left, right: function(_flag(left), _flag(right))
+
+
+def _computed(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Arithmetic in which whole numbers next to floats are floats."""
+
+    def compute(left: Any, right: Any) -> Any:
+        one, other = left.type, right.type
+        if pa.types.is_floating(one) and pa.types.is_integer(other):
+            return function(left, _float(right))
+        if pa.types.is_integer(one) and pa.types.is_floating(other):
+            return function(_float(left), right)
+        return function(left, right)
+
+    return compute
+
+
+def _compared(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Comparisons of any numbers, and null where all there is are nulls."""
+    exact = pa.decimal128(20, 0)  # holds every whole number of 64 bits, with a sign and without
+
+    def compare(left: Any, right: Any) -> Any:
+        if pa.types.is_null(left.type) and pa.types.is_null(right.type):
+            left = pc.cast(left, pa.int64())
+        one, other = left.type, right.type
+        if pa.types.is_uint64(one) != pa.types.is_uint64(other) and _are(pa.types.is_integer, one, other):
+            return function(pc.cast(left, exact), pc.cast(right, exact))
+        return _computed(function)(left, right)
+
+    return compare
+
+
+def _are(check: Callable[[pa.DataType], bool], *kinds: pa.DataType) -> bool:
+    return all(map(check, kinds))
 
 
 def _constant(value: Any) -> _Eval:
-    scalar = column_of([value])[0]  # pa.scalar would import pandas
+    if isinstance(value, int) and value > _MOST_INTEGER >> 1:
+        scalar = _numbers([value], pa.uint64())[0]
+    else:
+        scalar = column_of([value])[0]  # pa.scalar would import pandas
     return lambda columns: scalar
 
 
@@ -386,22 +516,46 @@ def _column(path: list[str]) -> _Eval:
     def get(columns: _Columns) -> Any:
         value = columns[path[0]]
         for name in path[1:]:
+            if pa.types.is_null(value.type):
+                return value
             if not pa.types.is_struct(value.type) or value.type.get_field_index(name) < 0:
-                raise pa.ArrowInvalid(f"{'.'.join(path)} is not there, since {path[0]} has no field {name}")
+                raise pa.ArrowNotImplementedError(f"{'.'.join(path)} is not there, since {path[0]} has no field {name}")
             value = pc.struct_field(value, indices=[value.type.get_field_index(name)])
-        return value
+        return _plain(value)
 
     return get
 
 
+def _plain(value: Any) -> Any:
+    """A column in one of the types that Arrow computes with."""
+    kind = value.type
+    if pa.types.is_dictionary(kind):
+        return _plain(pc.cast(value, kind.value_type))
+    if pa.types.is_string_view(kind):
+        return pc.cast(value, pa.large_string())
+    return pc.cast(value, pa.float32()) if pa.types.is_float16(kind) else value
+
+
 def _is_in(value: Any, among: list[Any]) -> Any:
     """As a chain of == would have it: null where the value is null."""
+    kind = value.type
+    if pa.types.is_null(kind):
+        return pc.cast(value, pa.bool_())
     if isinstance(among[0], str):
-        allowed = string_array(among, value.type if pa.types.is_large_string(value.type) else pa.string())
-    elif all(isinstance(item, int) for item in among) and pa.types.is_integer(value.type):
-        allowed = int64_array(np.array(among, dtype=np.int64)).cast(value.type)
+        allowed = string_array(among, kind if pa.types.is_large_string(kind) else pa.string())
+    elif pa.types.is_integer(kind):
+        # What no value of this type can be is in no row.
+        low, high = (0, (1 << kind.bit_width) - 1)
+        if pa.types.is_signed_integer(kind):
+            low, high = -(1 << kind.bit_width - 1), (1 << kind.bit_width - 1) - 1
+        allowed = _numbers([int(item) for item in among if low <= item <= high and item == int(item)], kind)
     else:
-        value = pc.cast(value, pa.float64())
-        numbers = np.array(among, dtype=np.float64)
-        allowed = pa.Array.from_buffers(pa.float64(), len(numbers), [None, pa.py_buffer(numbers)])
+        value = _float(value)
+        allowed = _numbers(among, pa.float64())
     return pc.if_else(pc.is_valid(value), pc.is_in(value, value_set=allowed), pa.nulls(1, pa.bool_())[0])
+
+
+def _numbers(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An Arrow array of numbers that fit, without pandas."""
+    made = np.array(values, dtype="float64" if pa.types.is_floating(kind) else str(kind))
+    return pa.Array.from_buffers(kind, len(made), [None, pa.py_buffer(made)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,8 @@ def columns_needed(
     else:
         renamed = {}
     present = dataset.columns(index_dir, skips=skips)
+    if renamed and not has_column(document, present) and any(_may_make(document, operator) for operator in operators):
+        encode, renamed = replace(encode, field=document), {}
     is_loose = any(kind is not None for kind in present.values())
     encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
     required: dict[str, bool] = {}
@@ -93,3 +95,7 @@ def columns_needed(
     sized = read.get(encode.field) or next(iter(read.values()))
     optional = frozenset(read[name] for name, needed in required.items() if not needed)
     return Needs(read, sized, False, encode, optional)
+
+
+def _may_make(column: str, operator: RowOperator) -> bool:
+    return operator.makes is None or column in operator.makes

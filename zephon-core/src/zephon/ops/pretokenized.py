@@ -122,9 +122,9 @@ class PretokenizedEncoder:
         self._vocab_size = vocab_size
         self._bos, self._eos = bos, eos
 
-    def alike(self, table: pa.Table) -> pa.Table:
+    def alike(self, rows: Rows) -> Rows:
         """As it is: every dataset is encoded by itself."""
-        return table
+        return rows
 
     def texts(self, rows: Rows) -> list[str]:
         """There are none."""

@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 from .._arrow import column_of, int64_array, one_chunk, valid_mask, values_of
 from ..errors import PipelineError
 from ..faults import reason_of
-from .expression import Expression, missing_column
+from .expression import Expression, missing_column, one_line
+from .values import column_as, common_type
 
 __all__ = [
     "ROW_COLUMN",
@@ -271,10 +272,10 @@ class Filter(RowOperator):
 
     def apply(self, rows: Rows) -> None:
         if isinstance(self.condition, Expression):
-            rows.keep(self.condition.keep(rows.table))
+            rows.keep(self.condition.keep(rows.table, lambda index, reason: rows.fail(index, self.label, reason)))
             return
         _require(rows, self, self.columns or ())
-        results = _each(rows, self, self.function, rows.as_dicts(self.columns))
+        results = _each(rows, self, self.function, _python_rows(rows, self))
         try:
             kept = [result is not _FAILED and bool(result) for result in results]
         except Exception:
@@ -302,6 +303,11 @@ class MapTransform(RowOperator):
         columns: what the function gets of a row; None gives it all columns of the dataset.
         datasets: names of the datasets to map, or None for all.
         runner: where the function runs; see `RowOperator`.
+        types: types of columns that it makes, by name; pyarrow's, or their names as text. Those of others are found
+            before the run, from some rows of each dataset (see `zephon.ops.probe`). A row with a value that does not
+            fit, or with a column that none of those rows has, cannot be used.
+        probed: `types` are those of all columns, as found before the run; else what is missing in them is found from
+            the rows at hand.
     """
 
     kind: ClassVar[str] = "map_transform"
@@ -309,10 +315,13 @@ class MapTransform(RowOperator):
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
     runner: str | None = None
+    types: Mapping[str, pa.DataType | str] | tuple[tuple[str, pa.DataType], ...] = ()
+    probed: bool = False
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
             raise PipelineError(f"map_transform takes a function of a row; {self.transform!r} is given.")
+        object.__setattr__(self, "types", _checked_types(self.types))
         _checked_names(self)
 
     @property
@@ -328,15 +337,51 @@ class MapTransform(RowOperator):
         return self.transform
 
     def identity(self) -> str:
-        return f"map_transform {identity_of(self.transform)} {self.columns} {self.datasets}"
+        types = f" {self.types}" if self.types and not self.probed else ""
+        return f"map_transform {identity_of(self.transform)} {self.columns} {self.datasets}{types}"
 
     def apply(self, rows: Rows) -> None:
         _require(rows, self, self.columns or ())
-        results = _each(rows, self, self.transform, rows.as_dicts(self.columns))
-        replace_rows(rows, self.label, results)
+        results = _each(rows, self, self.transform, _python_rows(rows, self))
+        replace_rows(rows, self.label, results, dict(self.types or ()), known=self.probed)
+
+
+def _checked_types(types: Any) -> tuple[tuple[str, pa.DataType], ...]:
+    """Names and Arrow types; PipelineError for what is no such thing."""
+    made = []
+    try:
+        for name, given in types.items() if isinstance(types, Mapping) else types or ():
+            kind = pa.type_for_alias(given) if isinstance(given, str) else given
+            if not isinstance(name, str) or not isinstance(kind, pa.DataType):
+                raise TypeError
+            made.append((name, pa.large_string() if pa.types.is_string(kind) else kind))
+    except (TypeError, ValueError):
+        raise PipelineError(
+            f"map_transform types is {types!r}; types of Arrow by the names of columns are needed, such as "
+            '{"score": "float64"}.'
+        ) from None
+    return tuple(made)
 
 
 _FAILED: Any = object()
+
+
+def _python_rows(rows: Rows, operator: RowOperator) -> list[dict[str, Any]]:
+    """The rows as Python values; without those that have none, such as a date in the year 30,000."""
+    try:
+        return rows.as_dicts(operator.columns)
+    except MemoryError:
+        raise
+    except Exception:
+        bad = np.zeros(rows.table.num_rows, dtype=bool)
+        for index in range(len(bad)):
+            try:
+                Rows(rows.table.slice(index, 1), rows.places[index : index + 1]).as_dicts(operator.columns)
+            except Exception as error:
+                rows.fail(index, operator.label, error)
+                bad[index] = True
+        rows.keep(~bad)
+        return rows.as_dicts(operator.columns)
 
 
 def _each(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], values: list[Any]) -> list[Any]:
@@ -356,86 +401,120 @@ def _each(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], val
     return results
 
 
-def replace_rows(rows: Rows, label: str, results: list[Any]) -> None:
-    """Go on with what a function gave for each row: a dict, several, or None."""
-    if set(map(type, results)) == {dict}:
-        source, flat = None, results
-    else:
-        kept: list[int] = []
-        flat = []
-        for index, result in enumerate(results):
-            if result is None or result is _FAILED:
-                continue
-            made = result if isinstance(result, list) else [result]
-            wrong = next((item for item in made if not isinstance(item, Mapping)), None)
-            if wrong is not None:
-                rows.fail(index, label, f"it gave {type(wrong).__name__}; a dict, a list of dicts or None is needed")
-                continue
-            kept += [index] * len(made)
-            flat += made
-        source = np.array(kept, dtype=np.int64)
-    names = list(dict.fromkeys(name for result in flat for name in result))
-    for name in names:
-        if not isinstance(name, str) or name == ROW_COLUMN:
-            raise PipelineError(f"{label} gives a column named {name!r}; a text other than {ROW_COLUMN!r} is needed.")
-    columns, bad = {}, np.zeros(len(flat), dtype=bool)
-    for name in names:
+def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str, pa.DataType], *, known: bool) -> None:
+    """Go on with what a function gave for each row: a dict, several, or None.
+
+    Args:
+        rows: the rows that it got.
+        label: of the operator, for messages.
+        results: what it gave for each, `_FAILED` where it raised.
+        types: of its columns; where they are `known`, no others may come.
+        known: see types.
+    """
+    kept: Sequence[int] = range(len(results))
+    flat: Sequence[Mapping[str, Any]] = results
+    named = dict.fromkeys(name for result in results for name in result) if set(map(type, results)) == {dict} else None
+    if named is None or ROW_COLUMN in named or set(map(type, named)) - {str}:
+        kept, flat = _flattened(rows, label, results)
+        named = dict.fromkeys(name for result in flat for name in result)
+    table, unfit = rows.table, np.zeros(rows.table.num_rows, dtype=bool)
+
+    def fail(index: int, reason: str) -> None:
+        row = kept[index]
+        if not unfit[row]:
+            unfit[row] = True
+            rows.fail(row, label, reason)
+
+    columns = {}
+    others = [name for name in named if name not in types]
+    for name in [*types, *(sorted(others) if known else others)]:
+        here = name in table.column_names
+        kind = types.get(name) or (table.schema.field(name).type if known and here else None)
+        if name not in named and here and table.schema.field(name).type == kind:
+            continue
         values = [result.get(name, _FAILED) for result in flat]
         if any(value is _FAILED for value in values):  # what a row's result does not name stays as it was
-            here = name in rows.table.column_names
-            before = rows.table.column(name).to_pylist() if here else [None] * rows.table.num_rows
-            of = range(len(flat)) if source is None else source.tolist()
-            values = [before[n] if value is _FAILED else value for n, value in zip(of, values, strict=True)]
-        columns[name] = _column_or_faults(label, name, values, bad)
-    if source is not None:
-        for index in np.flatnonzero(bad).tolist():
-            rows.fail(int(source[index]), label, _NOT_TEXT)
+            before = table.column(name).to_pylist() if here else [None] * table.num_rows
+            values = [before[n] if value is _FAILED else value for n, value in zip(kept, values, strict=True)]
+        if known and kind is None:
+            for index, value in enumerate(values):
+                if value is not None:
+                    fail(index, f'it gave a column "{name}", {_NOT_SEEN}')
+            continue
+        if kind is None:
+            kind = common_type(values, table.schema.field(name).type if here else pa.null())
+        columns[name] = column_as(name, values, kind, fail)
+    source = np.array(kept, dtype=np.int64)
+    if kept != range(table.num_rows):
         rows.take(source)
-    elif bad.any():
-        for index in np.flatnonzero(bad).tolist():
-            rows.fail(index, label, _NOT_TEXT)
     table = rows.table
     for name, column in columns.items():
         at = table.schema.get_field_index(name)
         table = table.append_column(name, column) if at < 0 else table.set_column(at, name, column)
     rows.table = table
-    rows.keep(~bad)
+    if unfit.any():
+        rows.keep(~unfit[source])
 
 
-def columns_from(label: str, results: list[dict[str, Any]]) -> pa.Table:
+_FIRST_ROWS = "in the rows tried first"
+_NOT_SEEN = (
+    "which no row tried before the run has; give it in every row, None where there is none, or name its type in types"
+)
+
+
+def _flattened(rows: Rows, label: str, results: list[Any]) -> tuple[list[int], list[Mapping[str, Any]]]:
+    """(which row each came from, the dicts) of what a function gave; what is neither fails."""
+    kept: list[int] = []
+    flat: list[Mapping[str, Any]] = []
+    for index, result in enumerate(results):
+        if result is None or result is _FAILED:
+            continue
+        made = result if isinstance(result, list) else [result]
+        wrong = _wrong_result(made)
+        if wrong is not None:
+            rows.fail(index, label, wrong)
+            continue
+        kept += [index] * len(made)
+        flat += made
+    return kept, flat
+
+
+def _wrong_result(made: list[Any]) -> str | None:
+    """Why what a function gave for a row cannot be used, or None."""
+    for item in made:
+        if not isinstance(item, Mapping):
+            return f"it gave {type(item).__name__}; a dict, a list of dicts or None is needed"
+        for name in item:
+            if not isinstance(name, str) or name == ROW_COLUMN:
+                return f"it gave a column named {name!r}; a text other than {ROW_COLUMN!r} is needed"
+    return None
+
+
+def columns_from(label: str, results: list[dict[str, Any]], types: Mapping[str, pa.DataType] | None = None) -> pa.Table:
     """A table of rows given by a function; what a row lacks is null.
+
+    Args:
+        label: of the operator, for messages.
+        results: the rows.
+        types: of all its columns, where they are known; else they are found from the rows.
 
     Raises:
         PipelineError: the values of a column are not of one type, or no Unicode.
     """
-    bad = np.zeros(len(results), dtype=bool)
-    names = list(dict.fromkeys(name for result in results for name in result))
-    columns = {name: _column_or_faults(label, name, [row.get(name) for row in results], bad) for name in names}
-    if bad.any():
-        raise PipelineError(f"{label}: {_NOT_TEXT}.")
+
+    def refuse(index: int, reason: str) -> None:
+        raise PipelineError(f"{label}: {reason}.")
+
+    named = dict.fromkeys(name for result in results for name in result)
+    columns = {}
+    for name in [*types, *(name for name in named if name not in types)] if types else named:
+        values = [row.get(name) for row in results]
+        kind = types.get(name) if types else common_type(values)
+        if kind is not None:
+            columns[name] = column_as(name, values, kind, refuse)
+        elif any(value is not None for value in values):
+            raise PipelineError(f'{label}: it gave a column "{name}", {_NOT_SEEN}.')
     return pa.table(columns)
-
-
-_NOT_TEXT = "it gave text with half a surrogate pair, which is no Unicode"
-
-
-def _column_or_faults(label: str, name: str, values: list[Any], bad: np.ndarray) -> pa.Array:
-    try:
-        return column_of(values)
-    except UnicodeEncodeError:
-        for index, value in enumerate(values):
-            try:
-                if isinstance(value, str):
-                    value.encode()
-            except UnicodeEncodeError:
-                bad[index] = True
-        return column_of(["" if wrong else value for value, wrong in zip(values, bad.tolist(), strict=True)])
-    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        kinds = sorted({type(value).__name__ for value in values if value is not None})
-        raise PipelineError(
-            f'{label} gives values in column "{name}" that make no Arrow column ({reason_of(error)}); their types are '
-            f"{', '.join(kinds)}, and one type is needed."
-        ) from None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -508,6 +587,8 @@ class MapBatches(RowOperator):
         columns: columns of the table; None gives all columns of the dataset.
         datasets: names of the datasets to map, or None for all.
         runner: where the function runs; see `RowOperator`.
+        types: names and types of its columns, as found before the run (see `zephon.ops.probe`): a column that a table
+            has in another type is converted, and a row whose value does not fit cannot be used.
     """
 
     kind: ClassVar[str] = "map_batches"
@@ -515,6 +596,7 @@ class MapBatches(RowOperator):
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
     runner: str | None = None
+    types: Types = ()
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
@@ -578,9 +660,9 @@ class MapBatches(RowOperator):
                     f'rows must keep the column "{ROW_COLUMN}" with the place that each row came from.'
                 )
             source = None if given.num_rows == rows.table.num_rows else np.arange(first, first + given.num_rows)
-            return result, source
+            return typed(rows, self.label, result, source, self.types)
         source = self._source_of(result, first, given.num_rows)
-        return result.drop_columns([ROW_COLUMN]), source
+        return typed(rows, self.label, result.drop_columns([ROW_COLUMN]), source, self.types)
 
     def _source_of(self, result: pa.Table, first: int, count: int) -> np.ndarray:
         column = one_chunk(result.column(ROW_COLUMN))
@@ -621,6 +703,92 @@ class AddOp(MapBatches):
     """An `Operator`, or a function, of the user's own; works as `MapBatches` does."""
 
     kind: ClassVar[str] = "add_op"
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Types
+
+Types = tuple[tuple[str, pa.DataType], ...]
+"""Names and types of columns."""
+
+
+def types_of(table: pa.Table) -> Types:
+    """Those of a table."""
+    return tuple(zip(table.schema.names, table.schema.types, strict=True))
+
+
+@dataclass(frozen=True)
+class ColumnTypes(RowOperator):
+    """Bring columns that were made of Python values, a block at a time, into the types that they are to have.
+
+    Attributes:
+        types: names and types; other columns, and those that are not there, stay so.
+        made_by: what messages call it.
+    """
+
+    kind: ClassVar[str] = "types"
+    types: Types
+    made_by: str = "types"
+    datasets: Sequence[str] | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
+        return ()
+
+    @property
+    def label(self) -> str:
+        return self.made_by
+
+    def identity(self) -> str:
+        return f"types {self.types}"
+
+    def apply(self, rows: Rows) -> None:
+        table, source = typed(rows, self.label, rows.table, None, self.types)
+        rows.table = table
+        if source is not None:
+            rows.places = rows.places[source]
+
+
+def typed(
+    rows: Rows, label: str, result: pa.Table, source: np.ndarray | None, types: Types
+) -> tuple[pa.Table, np.ndarray | None]:
+    """Columns of `result` in the types that they are to have, and the rows of it that fit.
+
+    Args:
+        rows: what it was made of.
+        label: of the operator, for messages.
+        result: a table.
+        source: int64[m], for each of its rows that of `rows`; None for the same ones.
+        types: names and types; other columns stay as they are.
+
+    Returns:
+        (the table, source), without what was made of a row of which anything does not fit.
+    """
+    unfit: set[int] = set()
+    of = np.arange(result.num_rows) if source is None else source
+    for name, kind in types:
+        at = result.schema.get_field_index(name)
+        if at < 0 or result.schema.field(at).type == kind:
+            continue
+        column = one_chunk(result.column(at))
+        if not _may_become(column.type, kind):
+            # Whether other values are of this type is for each of them to say.
+            misfits: list[tuple[int, str]] = []
+            made = column_as(name, column.to_pylist(), kind, lambda *fault, to=misfits: to.append(fault))
+        else:
+            why = f'it gave a value for column "{name}" that is not {kind}, which it is {_FIRST_ROWS}'
+            misfits = [(index, f"{why} ({one_line(error)})") for index, error in _not_cast(column, kind, 0)]
+            made = _without(column, [index for index, _ in misfits]).cast(kind)
+        for index, reason in misfits:
+            row = int(of[index])
+            if row not in unfit:
+                unfit.add(row)
+                rows.fail(row, label, reason)
+        result = result.set_column(at, name, made)
+    if unfit:
+        kept = np.flatnonzero(~np.isin(of, list(unfit)))
+        result, source = result.take(int64_array(kept)), of[kept]
+    return result, source
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -694,7 +862,10 @@ class DecodeText(RowOperator):
         out: list[str | None] = []
         for index, value in enumerate(values):
             try:
-                out.append(None if value is None else value.decode(self.encoding, self.errors))
+                text = None if value is None else value.decode(self.encoding, self.errors)
+                if text is not None and not text.isascii():
+                    text.encode()  # some encodings know half surrogate pairs
+                out.append(text)
             except UnicodeError as error:
                 rows.fail(index, self.label, error)
                 bad[index] = True
@@ -766,18 +937,16 @@ class TextTemplate(RowOperator):
         _require(rows, self, self.columns)
         kind = pa.large_string()
         some = np.zeros(rows.table.num_rows, dtype=bool)
+        bad = np.zeros(rows.table.num_rows, dtype=bool)
         parts = []
         for what, value in self.pieces:
             if what == "text":
                 parts.append(column_of([value])[0])
                 continue
             column = one_chunk(rows.table.column(value))
-            try:
-                text = column.cast(kind)
-            except pa.ArrowException as error:
-                raise PipelineError(
-                    f'{self.label}: column "{value}" holds {column.type}, which is no text ({reason_of(error)}).'
-                ) from None
+            text = text_or_faults(rows, self.label, value, column, bad)
+            if text is None:
+                raise PipelineError(f'{self.label}: column "{value}" holds {column.type}, which is no text.')
             some |= valid_mask(text)
             parts.append(text)
         joined = pc.binary_join_element_wise(*parts, column_of([""])[0], null_handling="replace", null_replacement="")
@@ -786,6 +955,63 @@ class TextTemplate(RowOperator):
         at = rows.table.schema.get_field_index(self.into)
         table = rows.table
         rows.table = table.append_column(self.into, joined) if at < 0 else table.set_column(at, self.into, joined)
+        rows.keep(~bad)
+
+
+def text_or_faults(rows: Rows, operator: str, name: str, column: pa.Array, bad: np.ndarray) -> pa.Array | None:
+    """A column of `rows` as `large_string`; None where its type is no text at all.
+
+    Rows whose value is no text, being bytes that are no UTF-8, fail: `bad` bool[m] is set, and the text null there.
+    """
+    kind = pa.large_string()
+    try:
+        return column.cast(kind)
+    except pa.ArrowException:
+        try:
+            column.slice(0, 0).cast(kind)
+        except pa.ArrowException:
+            return None
+    is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    why = f'holds bytes that are no UTF-8; decode_text("{name}") before it takes care of them'
+    found = _not_cast(column, kind, 0)
+    for index, error in found:
+        if not bad[index]:
+            bad[index] = True
+            rows.fail(index, operator, f'column "{name}" {why if is_bytes else f"holds no text ({one_line(error)})"}')
+    return _without(column, [index for index, _ in found]).cast(kind)
+
+
+def _without(column: pa.Array, places: list[int]) -> pa.Array:
+    """`column` with nulls at `places`."""
+    if not places:
+        return column
+    sound = np.ones(len(column), dtype=bool)
+    sound[places] = False
+    return pc.if_else(_bool_array(sound), column, pa.nulls(1, column.type)[0])
+
+
+def _may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether values of one type can be values of another, rather than be parsed or printed."""
+    if pa.types.is_null(kind) or (_is_number(kind) and _is_number(wanted)):
+        return True
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(check(kind) for check in texts) and any(check(wanted) for check in texts)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _not_cast(column: pa.Array, kind: pa.DataType, first: int) -> list[tuple[int, BaseException]]:
+    """The places, counted from `first`, and errors of the values that cannot become of type `kind`."""
+    try:
+        column.cast(kind)
+    except pa.ArrowException as error:
+        if len(column) == 1:
+            return [(first, error)]
+        half = len(column) // 2
+        return _not_cast(column.slice(0, half), kind, first) + _not_cast(column.slice(half), kind, first + half)
+    return []
 
 
 def _bool_array(mask: np.ndarray) -> pa.BooleanArray:

@@ -18,9 +18,11 @@ from ..errors import PipelineError
 from ..records import RowBlock, RowPart
 from .documents import DocumentWorker, Emitted
 from .rows import (
+    ColumnTypes,
     MapTransform,
     RowOperator,
     Rows,
+    Types,
     apply_all,
     check_names,
     check_runner,
@@ -68,6 +70,8 @@ class StatefulTransform(RowOperator):
             than those it names.
         datasets: names of the datasets whose rows are pushed, or None for all; others pass by, in their place.
         runner: where `transform` runs; see `RowOperator`.
+        types, made: names and types of the columns of what push gives, and of what transform makes of it, as found
+            before the run (see `zephon.ops.probe`).
     """
 
     kind: ClassVar[str] = "stateful_transform"
@@ -75,6 +79,8 @@ class StatefulTransform(RowOperator):
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
     runner: str | None = None
+    types: Types = ()
+    made: Types = ()
 
     def __post_init__(self) -> None:
         for name in ("init_state", "push", "flush"):
@@ -106,9 +112,13 @@ class StatefulTransform(RowOperator):
     def workers(self) -> list[RowOperator]:
         """Its stateless half, as an operator of its own."""
         function = getattr(self.transform, "transform", None)
+        types: list[RowOperator] = [ColumnTypes(self.types, self.label)] if self.types else []
         if function is None or getattr(type(self.transform), "transform", None) is Stateful.transform:
-            return []
-        return [MapTransform(function, datasets=self.datasets, runner=self.runner)]
+            return types
+        own = MapTransform(
+            function, datasets=self.datasets, runner=self.runner, types=self.made, probed=bool(self.made)
+        )
+        return [*types, own]
 
     def apply(self, rows: Rows) -> None:
         """The given rows as a window of their own: how tokens are estimated and operators tried."""

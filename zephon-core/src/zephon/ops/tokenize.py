@@ -17,7 +17,7 @@ from ..tokenizer import Tokenizer
 from .base import check_workers
 from .documents import Documents, column_type_error, shortened, split_up
 from .expression import missing_column
-from .rows import Rows, check_names
+from .rows import Rows, check_names, text_or_faults
 
 __all__ = ["TextEncoder", "Tokenize", "add_special_tokens"]
 
@@ -139,22 +139,23 @@ class TextEncoder:
                 f"tokenize max_length is {max_length}, which leaves no room for text besides {extra} special token(s)."
             )
 
-    def alike(self, table: pa.Table) -> pa.Table:
-        """The text alone, as `large_string`."""
+    def alike(self, rows: Rows) -> Rows:
+        """The text alone, as `large_string`; rows with bytes that are no UTF-8 are left out."""
+        table, places = rows.table, rows.places
         if self._field not in table.column_names:
             raise PipelineError(f"tokenize {missing_column(self._field, table.column_names)}")
         column = table.column(self._field)
+        bad = np.zeros(table.num_rows, dtype=bool)
         if not pa.types.is_large_string(column.type):
-            try:
-                column = column.cast(pa.large_string()) if _holds_text(column.type) else None
-            except pa.ArrowException:
-                raise PipelineError(
-                    f'tokenize: column "{self._field}" holds bytes that are no UTF-8; add decode_text("{self._field}").'
-                ) from None
-            if column is None:
-                kind = table.column(self._field).type
-                raise PipelineError(column_type_error("tokenize", self._field, kind, "text"))
-        return pa.table({self._field: column})
+            text = None
+            if _holds_text(column.type):
+                text = text_or_faults(rows, "tokenize", self._field, one_chunk(column), bad)
+            if text is None:
+                raise PipelineError(column_type_error("tokenize", self._field, column.type, "text"))
+            column = text
+        made = Rows(pa.table({self._field: column}), places, rows.skips, rows.failed)
+        made.keep(~bad)
+        return made
 
     def encode(self, rows: Rows) -> Documents:
         """The documents of rows as `alike` gives them."""
@@ -172,7 +173,7 @@ class TextEncoder:
 
     def texts(self, rows: Rows) -> list[str]:
         """The texts as they are."""
-        column = self.alike(rows.table).column(self._field)
+        column = self.alike(rows).table.column(self._field)
         return [text for text in column.to_pylist() if text]
 
     def _with_text(self, table: pa.Table) -> tuple[pa.Array, np.ndarray]:

@@ -16,6 +16,7 @@ __all__ = ["Parquet"]
 # The end of a file that is fetched at once; holds nearly every footer, and costs no more than a few bytes would.
 _TAIL_BYTES = 64 * 1024
 _MAX_GROUP_ROWS = 2**40
+_SIZED_GROUPS = 16
 
 
 class Parquet:
@@ -74,6 +75,20 @@ class _ParquetReader:
             check_columns(schema, self._columns, text_column, file.path, strict=False)
         self._physical = physical_columns(self._columns)
 
+    @property
+    def row_bytes(self) -> float:
+        """Uncompressed bytes per row of the columns that are read, over the first row groups of the file."""
+        size = rows = 0
+        for number in range(min(self._metadata.num_row_groups, _SIZED_GROUPS)):
+            row_group = self._metadata.row_group(number)
+            rows += max(row_group.num_rows, 0)
+            chunks = (row_group.column(column) for column in range(row_group.num_columns))
+            size += sum(max(chunk.total_uncompressed_size, 0) for chunk in chunks if self._is_read(chunk))
+        return size / max(1, rows)
+
+    def _is_read(self, chunk: pq.ColumnChunkMetaData) -> bool:
+        return any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in self._physical)
+
     def ranges(self, group: Group) -> list[tuple[int, int]]:
         """(start, length) of the column chunks that `read` will fetch, neighbours in one."""
         if self._file.source is None:
@@ -82,7 +97,7 @@ class _ParquetReader:
         row_group = self._metadata.row_group(group.offset)
         for number in range(row_group.num_columns):
             chunk = row_group.column(number)
-            if any(f"{chunk.path_in_schema}.".startswith(f"{name}.") for name in self._physical):
+            if self._is_read(chunk):
                 start = chunk.data_page_offset
                 if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
                     start = chunk.dictionary_page_offset
