@@ -294,6 +294,8 @@ def compile_pipeline(
     cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
+    for operator in operators.rows:
+        operator.identity()  # what objects carry now, before they have worked
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in names]
     needs = tuple(
         columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, faults.skips)

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from .._arrow import int64_array
 from ..errors import DataError
-from ..faults import FaultPolicy, RowFault, reason_of
+from ..faults import FaultPolicy, RowFault
 from ..io.damage import shown_value
 from ..records import RowBlock, RowPart, TokenBlock, ragged_take
 from .rows import RowFailure, RowOperator, Rows, apply_all
@@ -221,9 +221,20 @@ class DocumentWorker:
             faults=self._faults(block, failed),
         )
 
-    def blame(self, block: RowBlock, place: int, operator: str, error: Exception) -> NoReturn:
-        """A row that cannot be used, where that ends the run whatever the policy says."""
-        raise self._told(block, RowFailure(place, operator, reason_of(error))) from error
+    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception) -> NoReturn:
+        """A row that cannot be used, where that ends the run."""
+        raise self._told(block, RowFailure(place, operator, reason)) from error
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows that cannot be used are left out rather than ending the run."""
+        return self._skips
+
+    def faults_of(
+        self, block: RowBlock, failed: Sequence[tuple[int, str, str]]
+    ) -> tuple[tuple[int, tuple[RowFault, ...]], ...]:
+        """By chunk, as in `TokenBlock`, the faults (place, operator, reason) of rows of a block."""
+        return self._faults(replace(block, lost=()), failed)
 
     def count(self, dataset: int, table: pa.Table) -> int:
         """Tokens that rows of a dataset make, special tokens included; rows that cannot be used make none."""
