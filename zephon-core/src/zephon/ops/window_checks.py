@@ -110,7 +110,7 @@ def _changeable(state: Any, operator: StatefulTransform) -> Iterator[tuple[Any, 
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_OBJECTS:
         value, path = waiting.popleft()
-        kind = type(value)
+        kind: Any = type(value)
         if value is operator.transform or isinstance(value, _STATELESS) or id(value) in seen:
             continue
         if kind.__module__.startswith("pyarrow"):  # whose columns cannot be changed
