@@ -294,6 +294,12 @@ def compile_pipeline(
     cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
+    if source.continues is not None and any(isinstance(operator, StatefulTransform) for operator in operators.rows):
+        raise PipelineError(
+            "a run that takes over from an earlier one (continue_from, continues) cannot have a stateful_transform: "
+            "places in its lanes are counted in rows that the transform gave, which are no places in the data where "
+            "another mixture could begin; leave out one of the two."
+        )
     for operator in operators.rows:
         operator.identity()  # what objects carry now, before they have worked
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in names]

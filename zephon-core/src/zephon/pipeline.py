@@ -642,6 +642,11 @@ class Pipeline:
 
     def _take_over(self, read: RunState, allow: Collection[str]) -> tuple[tuple[Earlier, ...], dict[str, float]]:
         """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+        if any(str(each).startswith("stateful_transform ") for each in read.fingerprint.get("row_operators", ())):
+            raise CheckpointError(
+                "the state is of a run with a stateful_transform, which no other can take over from: its places are "
+                "counted in rows that the transform gave; begin a new run, or go on without continue_from."
+            )
         before = self._derive()
         before._source = source = self._source.continues  # type: ignore[assignment]
         assert source is not None
