@@ -721,7 +721,7 @@ def _explain(compiled: Compiled) -> str:
     lines += [
         "operators",
         *(f"  {operator.label}{_for(operator)}{_where(operator)}" for operator in operators.rows),
-        *(f"  {_described(compiled, operator)}{_for(operator)}" for operator in operators.encode),
+        *(f"  {_described(compiled, operator)}{_for(operator)}{_where(operator)}" for operator in operators.encode),
         f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
     if operators.mixture:
@@ -765,8 +765,8 @@ def _for(operator: Any) -> str:
     return f" for {', '.join(operator.datasets)}" if operator.datasets else ""
 
 
-def _where(operator: RowOperator) -> str:
-    return {None: "", "process": ", in processes", "threads": ", in this process"}[operator.runner]
+def _where(operator: Any) -> str:
+    return {None: "", "process": ", in processes", "threads": ", in this process"}[getattr(operator, "runner", None)]
 
 
 def _size(nbytes: float) -> str:

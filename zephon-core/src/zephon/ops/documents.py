@@ -263,9 +263,16 @@ class DocumentWorker:
         """By dataset, the row operators."""
         return self._operators
 
-    def running(self, chains: Sequence[Sequence[RowOperator]]) -> DocumentWorker:
-        """The same with other row operators, which do the same."""
-        return DocumentWorker(chains, self._encoders, self._names, self._locate, self._policy)
+    @property
+    def encoders(self) -> list[Encoder]:
+        """By dataset, what makes documents."""
+        return self._encoders
+
+    def running(
+        self, chains: Sequence[Sequence[RowOperator]], encoders: Sequence[Encoder] | None = None
+    ) -> DocumentWorker:
+        """The same with other row operators, and other encoders where given, which do the same."""
+        return DocumentWorker(chains, encoders or self._encoders, self._names, self._locate, self._policy)
 
     def spoken(self, block: RowBlock) -> str:
         """Which rows a block holds, in words."""
