@@ -9,15 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
 from chat_data import CHATML, write_chat_tokenizer
 from operator_data import fails_on_sevens, shout
-from process_data import Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
+from process_data import FailsToBegin, Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
 
 from zephon import DataError, Pipeline, PipelineError, WorkerError
-from zephon.engine.processes import channel
+from zephon.engine.processes import channel, child
+from zephon.engine.runners import ProcessRunner
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
@@ -320,6 +322,61 @@ def test_a_conversation_that_cannot_be_rendered_is_told_of_in_the_same_words(tmp
     assert words[0] == words[1]
     with pytest.raises(PipelineError, match="tokenize_chat runner is 'ray'"):
         Pipeline(source).tokenize_chat(tokenizer, runner="ray")
+
+
+@pytest.mark.parametrize("error", [OSError(11, "no more processes"), ValueError("no such environment")])
+def test_a_process_that_cannot_be_started_leaves_nothing_open(tiny_tokenizer, monkeypatch, error):
+    def refuse(*_args, **_given):
+        raise error
+
+    pipeline = build(tiny_tokenizer, shout, options={"runner": "process"})
+    pipeline.explain()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for _ in range(3):
+        with pytest.raises((WorkerError, ValueError), match=str(error.args[-1])):
+            next(iter(pipeline))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_running_out_of_files_while_starting_is_told_and_leaves_nothing_open(tiny_tokenizer, monkeypatch):
+    def refuse():
+        raise OSError(24, "Too many open files")
+
+    pipeline = build(tiny_tokenizer, shout, options={"isolate": True})
+    pipeline.explain()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(child, "shared_file", refuse)
+    with pytest.raises(WorkerError, match="cannot be started: Too many open files"):
+        next(iter(pipeline))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("options", [{"runner": "threads"}, *PLACES])
+def test_an_engine_that_cannot_begin_leaves_no_thread_and_no_process(tiny_tokenizer, tmp_path, options):
+    data = Dataset.from_dict("d", {"text": [f"text {n}" for n in range(99)]})
+    source = StaticMixtureWorkSource(datasets=[data], token_estimation=False)
+    pipeline = Pipeline(source).options(**options).stateful_transform(FailsToBegin(tmp_path / "now"))
+    pipeline = pipeline.tokenize(tiny_tokenizer, parallelism=2).pack_flat(30).batch(2)
+    pipeline.explain()
+    (tmp_path / "now").write_text("")
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="init_state failed for window 0 of lane 0"):
+            next(iter(pipeline))
+    wait_until(lambda: not children_of(os.getpid()))
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("zephon-tokenize", "zephon-pack"))])
+
+
+def test_work_handed_to_a_runner_that_is_closed_does_not_wait_for_ever():
+    runner = ProcessRunner(tokenize=1)
+    assert runner.submit("tokenize", int, "5").result(10) == 5
+    runner.close()
+    for thread in runner.threads:
+        thread.join(10)
+    with pytest.raises(CancelledError):
+        runner.submit("tokenize", int, "5").result(10)
 
 
 def test_functions_typed_in_at_a_prompt_are_refused(tiny_tokenizer):
