@@ -278,6 +278,18 @@ class OneObject(Kept):
         return {"rows": [], "deep": (1, [self.shared])}
 
 
+class ItsOwnState(Kept):
+    def init_state(self):
+        self.rows = []
+        return self
+
+    def push(self, state, row):
+        state.rows.append(row)
+
+    def flush(self, state):
+        return state.rows
+
+
 class OnItsClass(Kept):
     rows: Any = None
 
@@ -336,6 +348,7 @@ class TestWindows:
             (OneState, r"state in common: state is the same dict in two windows"),
             (OneList, r"state in common: state\['rows'\] is the same list"),
             (OneObject, r"state in common: state\['deep'\]\[1\]\[0\] is the same Callable"),
+            (ItsOwnState, r"state in common: state is the same ItsOwnState in two windows"),
             (OnItsClass, r'while a window of another lane is open.*dataset "web", row 1\. Keep what it remembers'),
             (OnlyAtTheEnd, r'while a window of another lane is open.*dataset "web", at the end of the window'),
             (ChangedLater, r'changes a row after it has given it: dataset "web", row 0'),

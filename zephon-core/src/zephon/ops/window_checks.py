@@ -111,7 +111,9 @@ def _changeable(state: Any, operator: StatefulTransform) -> Iterator[tuple[Any, 
     while waiting and len(seen) < _MOST_OBJECTS:
         value, path = waiting.popleft()
         kind: Any = type(value)
-        if value is operator.transform or isinstance(value, _STATELESS) or id(value) in seen:
+        if isinstance(value, _STATELESS) or id(value) in seen:
+            continue
+        if value is operator.transform and path != "state":  # where what is only read belongs
             continue
         if kind.__module__.startswith("pyarrow"):  # whose columns cannot be changed
             continue
