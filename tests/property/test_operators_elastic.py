@@ -8,7 +8,17 @@ import pytest
 from chat_data import CHATML, write_chat_tokenizer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from operator_data import Doubled, Joined, Suffix, every_other, fails_on_sevens, reversed_texts, shout, two_of_each
+from operator_data import (
+    Doubled,
+    Joined,
+    JoinedOrFails,
+    Suffix,
+    every_other,
+    fails_on_sevens,
+    reversed_texts,
+    shout,
+    two_of_each,
+)
 from support import step_digests
 
 from zephon import Pipeline, merge_checkpoints
@@ -71,6 +81,9 @@ ROWS = {
     "add_op": lambda p: p.add_op(Suffix()),
     "rows left out": lambda p: p.map_transform(fails_on_sevens).options(on_error="skip", error_budget=1.0),
     "stateful_transform": lambda p: p.stateful_transform(Joined(), columns=["text"]),
+    "stateful_transform that fails": lambda p: p.stateful_transform(JoinedOrFails(), columns=["text"]).options(
+        on_error="skip", error_budget=1.0
+    ),
     "stateful_transform that gives more": lambda p: p.stateful_transform(Doubled(), columns=["text"]),
 }
 TOKENS = {
