@@ -81,9 +81,9 @@ ROWS = {
     "add_op": lambda p: p.add_op(Suffix()),
     "rows left out": lambda p: p.map_transform(fails_on_sevens).options(on_error="skip", error_budget=1.0),
     "stateful_transform": lambda p: p.stateful_transform(Joined(), columns=["text"]),
-    "stateful_transform that fails": lambda p: p.stateful_transform(JoinedOrFails(), columns=["text"]).options(
-        on_error="skip", error_budget=1.0
-    ),
+    "stateful_transform that fails": lambda p: p.stateful_transform(
+        JoinedOrFails(), columns=["text", "number"]
+    ).options(on_error="skip", error_budget=1.0),
     "stateful_transform that gives more": lambda p: p.stateful_transform(Doubled(), columns=["text"]),
 }
 TOKENS = {

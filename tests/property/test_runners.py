@@ -40,7 +40,7 @@ ROWS = {
     "add_op": lambda p, runner: p.add_op(Suffix(), runner=runner),
     "faults": lambda p, runner: p.map_transform(fails_on_sevens, runner=runner),
     "joined": lambda p, runner: p.stateful_transform(Joined(), columns=["text"], runner=runner),
-    "failing": lambda p, runner: p.stateful_transform(JoinedOrFails(), columns=["text"], runner=runner),
+    "failing": lambda p, runner: p.stateful_transform(JoinedOrFails(), columns=["text", "number"], runner=runner),
     "doubled": lambda p, runner: p.stateful_transform(Doubled(), columns=["text"], runner=runner),
 }
 STATEFUL = ("joined", "failing", "doubled")

@@ -84,6 +84,7 @@ class Emitted:
     Attributes:
         rows: the rows.
         rows_read, rows_dropped, rows_failed, faults: as in `TokenBlock`.
+        failed: places of the rows that are in `rows_failed`.
     """
 
     rows: RowBlock
@@ -91,6 +92,7 @@ class Emitted:
     rows_dropped: np.ndarray
     rows_failed: np.ndarray
     faults: tuple[tuple[int, tuple[RowFault, ...]], ...] = ()
+    failed: frozenset[int] = frozenset()
 
 
 class Encoder(Protocol):
@@ -219,6 +221,7 @@ class DocumentWorker:
             rows_dropped=np.bincount(block.dataset[fate == 0], minlength=n),
             rows_failed=np.bincount(block.dataset[fate == 2], minlength=n),
             faults=self._faults(block, failed),
+            failed=frozenset(np.flatnonzero(fate == 2).tolist()),
         )
 
     def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception) -> NoReturn:
@@ -312,7 +315,9 @@ class DocumentWorker:
         """By chunk, as in `TokenBlock`."""
         if not failed and not block.lost:
             return ()
-        made = [(place, self._fault(block, place, *why)) for place, *why in failed]
+        # A row is told of once, whatever became of the several that it may have been made into.
+        first = {place: why for place, *why in reversed(failed)}
+        made = [(place, self._fault(block, place, *why)) for place, why in first.items()]
         for place, lost in block.lost:
             fault = self._fault(block, place, "read", lost.reason)
             made.append((place, replace(fault, first_row=lost.first_row, rows=lost.rows, content=lost.content)))

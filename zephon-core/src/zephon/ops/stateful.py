@@ -331,8 +331,8 @@ class StatefulStage:
                     fail(place, reason, error)
             kept = [item for item, reason in zip(out, reasons, strict=True) if reason is None]
             emitted.rows = self._block(window, kept, first)
+        failed = sorted((item for item in failed if item[0] not in emitted.failed), key=lambda item: item[0])
         if failed:
-            failed.sort(key=lambda item: item[0])
             at = block.dataset[sorted({place for place, _, _ in failed})]
             emitted.rows_failed = emitted.rows_failed + np.bincount(at, minlength=len(self._names))
             emitted.faults = (*emitted.faults, *self._before.faults_of(block, failed))
