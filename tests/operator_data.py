@@ -58,6 +58,17 @@ class Joined(Stateful):
         return {"text": row["text"] + "!"}
 
 
+class JoinedOrFails(Joined):
+    """Fails over some rows, after it has changed its state, and gives for others what is no row."""
+
+    def push(self, state, row):
+        made = super().push(state, row)
+        kind = row["number"] % 9
+        if kind == 3:
+            raise ValueError(f"no {row['number']}")
+        return {3: "no text"} if kind == 4 else {"text": "\ud800"} if kind == 5 else made
+
+
 class Doubled(Stateful):
     """Gives every row, and the row before it in its window once more."""
 

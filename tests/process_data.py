@@ -5,6 +5,8 @@ import signal
 import time
 from pathlib import Path
 
+from operator_data import Doubled
+
 from zephon.ops import Operator
 
 
@@ -86,3 +88,15 @@ class Unsendable:
 
     def __call__(self, row):
         return row
+
+
+class FailsToBegin(Doubled):
+    """Once a file is there."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def init_state(self):
+        if self.path.exists():
+            raise ValueError("no state")
+        return super().init_state()

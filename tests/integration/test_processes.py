@@ -9,14 +9,17 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
+from chat_data import CHATML, write_chat_tokenizer
 from operator_data import fails_on_sevens, shout
-from process_data import Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
+from process_data import FailsToBegin, Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
 
 from zephon import DataError, Pipeline, PipelineError, WorkerError
-from zephon.engine.processes import channel
+from zephon.engine.processes import channel, child
+from zephon.engine.runners import ProcessRunner
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
@@ -250,6 +253,130 @@ def test_a_function_that_cannot_be_sent_may_stay_while_others_go(tiny_tokenizer,
     assert workers and workers <= set(children_of(os.getpid()))
     assert [int(file.name) for file in here.iterdir()] == [os.getpid()]
     pipeline.close()
+
+
+@pytest.mark.parametrize("runner", [None, "process", "threads"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"runner": "process"}, {"runner": "inline"}, {"isolate": True}, {"runner": "process", "isolate": True}],
+)
+def test_conversations_are_the_same_wherever_they_are_rendered(tmp_path, options, runner):
+    """Beside text, after a function that stays, and with some that no template can render."""
+    tokenizer = write_chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    talks = [
+        json.dumps(
+            [{"role": "user", "content": f"Hello {n}?"}, {"role": "assistant", "content": f"Yes, {n}. " * (n % 5)}]
+        )
+        if n % 17 != 3
+        else json.dumps([n])
+        for n in range(200)
+    ]
+    data = [
+        Dataset.from_dict("talks", {"messages": talks, "number": list(range(200))}),
+        Dataset.from_dict("pages", {"text": [f"page {n} " * 5 for n in range(100)], "number": list(range(100))}),
+    ]
+    source = StaticMixtureWorkSource(datasets=data, token_estimation=False, chunk_size=20, seed=1)
+
+    def build(place, where, stays):
+        return (
+            Pipeline(source)
+            .options(canonical_replicas=2, on_error="skip", error_budget=0.9, check_operators=False, **place)
+            .map_transform(dict, runner=stays)
+            .tokenize_chat(tokenizer, datasets=["talks"], runner=where, parallelism=1)
+            .tokenize(tokenizer, datasets=["pages"])
+            .pack_flat(40)
+            .shuffle(16)
+            .batch(2)
+        )
+
+    def told(pipeline):
+        made = digests(pipeline, 30), pipeline.checkpoint()
+        pipeline.close()
+        return made
+
+    wanted = told(build({"runner": "inline"}, None, None))
+    pipeline = build(options, runner, "threads" if runner is None and not options.get("isolate") else None)
+    stream = iter(pipeline)
+    made = [next(stream).digests for _ in range(30)]
+    assert (made, pipeline.checkpoint()) == wanted
+    assert pipeline.fingerprint() == build({"runner": "inline"}, None, None).fingerprint()
+    processes = len(children_of(os.getpid()))
+    assert bool(processes) == (
+        runner == "process" or bool(options.get("isolate")) or options.get("runner") == "process"
+    )
+    assert (runner == "process") == ("in processes" in pipeline.explain())
+    pipeline.close()
+
+
+def test_a_conversation_that_cannot_be_rendered_is_told_of_in_the_same_words(tmp_path):
+    tokenizer = write_chat_tokenizer(tmp_path / "tokenizer", CHATML)
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", {"messages": ["[3]"] * 9})])
+    words = []
+    for runner in ("threads", "process"):
+        pipeline = Pipeline(source).options(canonical_replicas=1)
+        pipeline = pipeline.tokenize_chat(tokenizer, runner=runner, parallelism=1).pack_flat(40).batch(2)
+        with pytest.raises(DataError, match="tokenize_chat failed on dataset") as caught:
+            next(iter(pipeline))
+        words.append(re.sub(r"row \d", "row", str(caught.value)))
+        pipeline.close()
+    assert words[0] == words[1]
+    with pytest.raises(PipelineError, match="tokenize_chat runner is 'ray'"):
+        Pipeline(source).tokenize_chat(tokenizer, runner="ray")
+
+
+@pytest.mark.parametrize("error", [OSError(11, "no more processes"), ValueError("no such environment")])
+def test_a_process_that_cannot_be_started_leaves_nothing_open(tiny_tokenizer, monkeypatch, error):
+    def refuse(*_args, **_given):
+        raise error
+
+    pipeline = build(tiny_tokenizer, shout, options={"runner": "process"})
+    pipeline.explain()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(subprocess, "Popen", refuse)
+    for _ in range(3):
+        with pytest.raises((WorkerError, ValueError), match=str(error.args[-1])):
+            next(iter(pipeline))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_running_out_of_files_while_starting_is_told_and_leaves_nothing_open(tiny_tokenizer, monkeypatch):
+    def refuse():
+        raise OSError(24, "Too many open files")
+
+    pipeline = build(tiny_tokenizer, shout, options={"isolate": True})
+    pipeline.explain()
+    before = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(child, "shared_file", refuse)
+    with pytest.raises(WorkerError, match="cannot be started: Too many open files"):
+        next(iter(pipeline))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("options", [{"runner": "threads"}, *PLACES])
+def test_an_engine_that_cannot_begin_leaves_no_thread_and_no_process(tiny_tokenizer, tmp_path, options):
+    data = Dataset.from_dict("d", {"text": [f"text {n}" for n in range(99)]})
+    source = StaticMixtureWorkSource(datasets=[data], token_estimation=False)
+    pipeline = Pipeline(source).options(**options).stateful_transform(FailsToBegin(tmp_path / "now"))
+    pipeline = pipeline.tokenize(tiny_tokenizer, parallelism=2).pack_flat(30).batch(2)
+    pipeline.explain()
+    (tmp_path / "now").write_text("")
+    for _ in range(2):
+        with pytest.raises(PipelineError, match="init_state failed for window 0 of lane 0"):
+            next(iter(pipeline))
+    wait_until(lambda: not children_of(os.getpid()))
+    wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(("zephon-tokenize", "zephon-pack"))])
+
+
+def test_work_handed_to_a_runner_that_is_closed_does_not_wait_for_ever():
+    runner = ProcessRunner(tokenize=1)
+    assert runner.submit("tokenize", int, "5").result(10) == 5
+    runner.close()
+    for thread in runner.threads:
+        thread.join(10)
+    with pytest.raises(CancelledError):
+        runner.submit("tokenize", int, "5").result(10)
 
 
 def test_functions_typed_in_at_a_prompt_are_refused(tiny_tokenizer):

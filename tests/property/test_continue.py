@@ -6,9 +6,10 @@ import json
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from operator_data import Doubled
 from support import step_digests
 
-from zephon import CheckpointError, Pipeline, RecipeError
+from zephon import CheckpointError, Pipeline, PipelineError, RecipeError
 from zephon.io import Dataset
 from zephon.topology import divisors
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
@@ -201,3 +202,29 @@ def test_what_would_lose_the_place_in_a_source_is_refused(changes, words):
     old = StaticMixtureWorkSource([dataset("a", 5)], seed=1)
     with pytest.raises(RecipeError, match=words):
         StaticMixtureWorkSource([dataset("a", 5)], **{"seed": 1, **changes}, continues=old)
+
+
+def test_a_transform_with_a_memory_cannot_be_taken_along(tiny_tokenizer):
+    """Its places are in what it gave, not in the data; so neither side of a takeover can have one."""
+
+    def build(source, stateful):
+        pipeline = Pipeline(source).options(runner="inline", canonical_replicas=1)
+        pipeline = pipeline.stateful_transform(Doubled(), columns=["text"]) if stateful else pipeline
+        return pipeline.tokenize(tiny_tokenizer).pack_flat(16).batch(1)
+
+    old = StaticMixtureWorkSource([dataset("a", 50)])
+    new = StaticMixtureWorkSource([dataset("b", 50)], continues=old)
+    with pytest.raises(PipelineError, match=r"takes over from an earlier one .* cannot have a stateful_transform"):
+        build(new, True).explain()
+    states = {}
+    for stateful in (False, True):
+        pipeline = build(old, stateful)
+        next(iter(pipeline))
+        states[stateful] = pipeline.checkpoint()
+        pipeline.close()
+    with pytest.raises(PipelineError, match="cannot have a stateful_transform"):
+        build(new, True).restore(states[False], allow_changes=["row_operators", "documents"])
+    for stateful in (False, True):
+        with pytest.raises(CheckpointError, match="the state is of a run with a stateful_transform"):
+            build(new, stateful).restore(states[True], allow_changes=["row_operators", "documents"])
+    next(iter(build(new, False).restore(states[False])))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from operator_data import (
     Doubled,
     Joined,
+    JoinedOrFails,
     Suffix,
     every_other,
     fails_on_sevens,
@@ -95,6 +96,9 @@ ROWS = {
         .options(**LENIENT)
     ),
     "stateful_transform": lambda p: p.stateful_transform(Joined(), columns=["text"]),
+    "stateful_transform that fails": lambda p: p.stateful_transform(
+        JoinedOrFails(), columns=["text", "number"]
+    ).options(on_error="skip", error_budget=1.0),
     "stateful_transform that gives more": lambda p: p.stateful_transform(Doubled(), columns=["text"]),
 }
 TOKENS = {
@@ -124,11 +128,7 @@ def shapes(draw):
     else:
         rows = draw(st.sampled_from([[], ["filter by expression"], ["rows left out"]]))
     pack = draw(st.sampled_from(list(PACKS)))
-    if pack == "ensure_mixture":  # of rows that each make one document
-        rows = [name for name in rows if not name.startswith(("several", "stateful"))]
-    limit = draw(
-        st.sampled_from([{}, {"max_length": 20}, {"max_length": 7, "split_long_samples": pack != "ensure_mixture"}])
-    )
+    limit = draw(st.sampled_from([{}, {"max_length": 20}, {"max_length": 7, "split_long_samples": True}]))
     return {
         "lanes": lanes,
         "global_batch": lanes * draw(st.integers(1, 3)),

@@ -4,7 +4,17 @@ import json
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from operator_data import Doubled, Joined, Suffix, every_other, fails_on_sevens, reversed_texts, shout, two_of_each
+from operator_data import (
+    Doubled,
+    Joined,
+    JoinedOrFails,
+    Suffix,
+    every_other,
+    fails_on_sevens,
+    reversed_texts,
+    shout,
+    two_of_each,
+)
 from process_data import keeps_number
 
 from zephon import Pipeline, merge_checkpoints
@@ -30,8 +40,10 @@ ROWS = {
     "add_op": lambda p, runner: p.add_op(Suffix(), runner=runner),
     "faults": lambda p, runner: p.map_transform(fails_on_sevens, runner=runner),
     "joined": lambda p, runner: p.stateful_transform(Joined(), columns=["text"], runner=runner),
+    "failing": lambda p, runner: p.stateful_transform(JoinedOrFails(), columns=["text", "number"], runner=runner),
     "doubled": lambda p, runner: p.stateful_transform(Doubled(), columns=["text"], runner=runner),
 }
+STATEFUL = ("joined", "failing", "doubled")
 PACKINGS = {
     "wrap": lambda p, n: p.pack_flat(n),
     "ensure_mixture": lambda p, n: p.ensure_mixture(64).pack_flat(n),
@@ -48,7 +60,7 @@ def text_of(number):
 def runs(draw):
     """What decides the data of a run."""
     rows = draw(st.lists(st.sampled_from(list(ROWS)), max_size=3, unique=True))
-    stateful = [name for name in rows if name in ("joined", "doubled")][:1]  # afterwards there is nothing but the text
+    stateful = [name for name in rows if name in STATEFUL][:1]  # afterwards there is nothing but the text
     datasets = [
         Dataset.from_dict(
             f"d{d}", {"number": list(range(1, rows + 1)), "text": [text_of(n) or "some" for n in range(rows)]}
@@ -68,7 +80,7 @@ def runs(draw):
         "source": source,
         "lanes": lanes,
         "batch": batch,
-        "rows": [name for name in rows if name not in ("joined", "doubled")] + stateful,
+        "rows": [name for name in rows if name not in STATEFUL] + stateful,
         "packing": draw(st.sampled_from(list(PACKINGS))),
         "seq_len": draw(st.integers(8, 40)),
         "shuffle": draw(st.sampled_from([None, 16])),

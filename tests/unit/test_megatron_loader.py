@@ -154,6 +154,12 @@ class TestOptions:
         with pytest.raises(PipelineError, match=message):
             check_options(args_of(*line))
 
+    def test_that_name_no_difference_of_data_are_refused(self):
+        words = r'--zephon-allow-changes names \'sed\', which is no difference .*did you mean "seed".*shuffle'
+        with pytest.raises(CheckpointError, match=words):
+            check_options(args_of("--zephon-allow-changes=seed, sed"))
+        check_options(args_of("--zephon-allow-changes=seed, dataset web ,tokens_per_row"))
+
     def test_that_megatron_cannot_do_with_virtual_stages_are_refused(self):
         for line, message in (
             (["--iterations-to-skip", "3"], "--iterations-to-skip does not work with virtual"),

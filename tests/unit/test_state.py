@@ -11,8 +11,8 @@ import pytest
 from zephon import CheckpointError, DataError, Pipeline, ZephonError, merge_checkpoints
 from zephon.io import Dataset
 from zephon.ledger import LedgerWriter
-from zephon.state import _checksum
-from zephon.work import StaticMixtureWorkSource
+from zephon.state import FINGERPRINT_NAMES, _checksum
+from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 WORDS = [f"document {i} has some words in it" for i in range(300)]
 
@@ -166,6 +166,39 @@ def test_a_change_of_what_decides_data_is_refused_with_a_line_for_each_and_can_b
     assert "  seed" not in str(caught.value)
     changed.restore(states, allow_changes=["seed", "seq_len"])
     assert next(iter(changed)).sequence_numbers.tolist() == [20]
+
+
+def test_only_what_can_differ_can_be_allowed_to(tiny_tokenizer, states):
+    for names, words in (
+        (
+            ["seed", "nonsense"],
+            r"^allow_changes names 'nonsense', which is no difference .* canonical_replicas, .*seq_len",
+        ),
+        ("tokeniser", r'did you mean "tokenizer"\?'),
+        (["dataset x"], r"'dataset x'.*dataset d"),
+    ):
+        with pytest.raises(CheckpointError, match=words) as caught:
+            build(tiny_tokenizer).restore(states, allow_changes=names)
+        assert "\n" not in str(caught.value)
+    pipeline = build(tiny_tokenizer)
+    pipeline.restore(states, allow_changes=[*FINGERPRINT_NAMES, "dataset d"])
+
+
+def test_every_name_of_a_fingerprint_can_be_allowed(tiny_tokenizer):
+    a, b = (Dataset.from_dict(name, {"text": ["some text"] * 9}, group="g") for name in "ab")
+    stage = Stage({"a": 1.0, "b": 1.0})
+    old = StaticMixtureWorkSource([a], seed=1, reshuffle_on_repeat=False)
+    order = {"seed": 1, "reshuffle_on_repeat": False, "per_dataset": {"b": {"shuffle_shards": False, "max_repeats": 1}}}
+    new = ScheduledMixtureWorkSource([a, b], schedule=[stage], continues=old, **order)
+    names = set()
+    for source in (old, new):
+        pipeline = Pipeline(source).options(runner="inline").filter("text != ''").tokenize(tiny_tokenizer, max_length=5)
+        for packed in (
+            pipeline.pack_flat(8, "best_fit", homogeneity="group"),
+            pipeline.ensure_mixture().pack_flat(8).shuffle(9),
+        ):
+            names |= set(packed.batch(1).fingerprint())
+    assert {name for name in names if not name.startswith("dataset ")} == set(FINGERPRINT_NAMES)
 
 
 def test_performance_knobs_may_change(tiny_tokenizer, states):

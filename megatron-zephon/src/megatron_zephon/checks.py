@@ -9,10 +9,16 @@ from typing import Any
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
+from zephon.state import check_allowed
 from zephon.tokenizer import Tokenizer, load_tokenizer
 from zephon.topology import Topology, resolve_lanes
 
 __all__ = ["check_options", "check_tokenizer", "eval_topology", "read_recipe", "tokenizer_path", "train_topology"]
+
+
+def allowed_changes(args: Namespace) -> list[str]:
+    """Names of differences between data that are to be accepted."""
+    return [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
 
 
 def check_options(args: Namespace) -> None:
@@ -20,7 +26,9 @@ def check_options(args: Namespace) -> None:
 
     Raises:
         PipelineError: there are such.
+        CheckpointError: --zephon-allow-changes names what is no difference.
     """
+    check_allowed(allowed_changes(args), None, "--zephon-allow-changes")
     vpp = args.virtual_pipeline_model_parallel_size is not None
     packed = "--sft" if args.sft else "--dataloader-inter-document-masking" if _packs(args) else None
     makes_mask = args.create_attention_mask_in_dataloader

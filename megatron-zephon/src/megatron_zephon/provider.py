@@ -21,13 +21,21 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
 from zephon.sources import source_of
-from zephon.state import check_ranks_agree, with_flag
+from zephon.state import FINGERPRINT_NAMES, check_allowed, check_ranks_agree, with_flag
 from zephon.tokenizer import Tokenizer
 from zephon.topology import Topology
 
 from . import metrics
 from .batches import BatchForm
-from .checks import check_options, check_tokenizer, eval_topology, read_recipe, tokenizer_path, train_topology
+from .checks import (
+    allowed_changes,
+    check_options,
+    check_tokenizer,
+    eval_topology,
+    read_recipe,
+    tokenizer_path,
+    train_topology,
+)
 from .history import Entry, check_count, read_history, with_entry, write_history
 from .loaders import EvalLoader, TrainLoader
 from .options import STATE_FOLDER
@@ -194,10 +202,13 @@ def _go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     def go() -> None:
         if pipeline is None:
             return
+        told = [pipeline.fingerprint(), *(state["fingerprint"] for state in states or ())]
+        known = [*told, *(entry.fingerprint for entry in history)]
+        check_allowed(allowed_changes(args), known, "--zephon-allow-changes")
         if states:
             _restore(args, pipeline, states)
         if not here:
-            for difference in check_count(history, pipeline.fingerprint(), _allowed(args)):
+            for difference in check_count(history, pipeline.fingerprint(), allowed_changes(args)):
                 _log.warning("the data differ from those read so far, as --zephon-allow-changes says: %s", difference)
             pipeline.seek(sequence_number=consumed)
 
@@ -227,10 +238,6 @@ def _keep_account(args: Namespace, pipeline: Pipeline | None, history: list[Entr
     _on_first_rank(write)
 
 
-def _allowed(args: Namespace) -> list[str]:
-    return [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
-
-
 def _state_folders(args: Namespace) -> list[Path]:
     """Where the states of the run that goes on may lie."""
     folders = [args.dataloader_load]
@@ -241,7 +248,13 @@ def _state_folders(args: Namespace) -> list[Path]:
 
 def _restore(args: Namespace, pipeline: Pipeline, states: list[Mapping[str, Any]]) -> None:
     try:
-        pipeline.restore(states, allow_changes=_allowed(args))
+        # A dataset that only the account of the run knows is none that these states could differ in.
+        here = {
+            *FINGERPRINT_NAMES,
+            *pipeline.fingerprint(),
+            *(name for state in states for name in state["fingerprint"]),
+        }
+        pipeline.restore(states, allow_changes=here.intersection(allowed_changes(args)))
     except CheckpointError as error:
         raise with_flag(error, "--zephon-allow-changes") from None
 

@@ -14,7 +14,7 @@ from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.pipeline import Mixture
 from zephon.progress import Progress
 from zephon.sources import source_of
-from zephon.state import check_ranks_agree, with_flag
+from zephon.state import check_allowed, check_ranks_agree, with_flag
 from zephon.topology import Topology
 
 from .checkpointing import blank_keys, from_keys, look_ahead, to_keys
@@ -66,6 +66,7 @@ class ZephonDataLoader(BaseDataLoader):
         self._config = config
         self._form = choose_form(sizes)
         self._validating = config.infinite is not None or view.validating
+        check_allowed(config.allow_changes, None, "dataloader.allow_changes")
         recipe = config.to_recipe()
         if self._validating:
             # A document counts once, and a bounded validation takes the first of them.

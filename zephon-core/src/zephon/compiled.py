@@ -23,7 +23,6 @@ from .faults import FaultPolicy, RowFault
 from .io import Catalog, DecodeCache, OpenDataset
 from .ops import (
     Batch,
-    ColumnTypes,
     DecodeText,
     DocumentWorker,
     Encoder,
@@ -49,6 +48,7 @@ from .ops import (
     probe,
     types_of,
 )
+from .ops.rows import Types
 from .options import CacheOptions, Options, default_lookahead, default_workers
 from .state import STREAM_VERSION, Earlier, LaneStart
 from .tokenizer import Tokenizer, load_tokenizer, resolve_special_tokens
@@ -297,6 +297,14 @@ def compile_pipeline(
     cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
+    if source.continues is not None and any(isinstance(operator, StatefulTransform) for operator in operators.rows):
+        raise PipelineError(
+            "a run that takes over from an earlier one (continue_from, continues) cannot have a stateful_transform: "
+            "places in its lanes are counted in rows that the transform gave, which are no places in the data where "
+            "another mixture could begin; leave out one of the two."
+        )
+    for operator in operators.rows:
+        operator.identity()  # what objects carry now, before they have worked
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in names]
     needs = tuple(
         columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, faults.skips)
@@ -328,7 +336,7 @@ def compile_pipeline(
         if found.warning:
             _log.warning("%s", found.warning)
     encoders, (bos_id, eos_id) = _encoders(operators, needs, tokenizer)
-    before, after = _around_stateful(chains, samples)
+    before, after, made = _around_stateful(chains, samples)
     locate = _Locator([dataset.catalog for dataset in datasets])
     whole = DocumentWorker(chains, encoders, names, locate, faults)
     findings: tuple[Finding, ...] = ()
@@ -361,7 +369,7 @@ def compile_pipeline(
     stateful = next((op for op in operators.rows if isinstance(op, StatefulTransform)), None)
     stage = None
     if stateful is not None:
-        stage = StatefulStage(stateful, DocumentWorker(before, encoders, names, locate, faults), names)
+        stage = StatefulStage(stateful, DocumentWorker(before, encoders, names, locate, faults), names, made)
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -521,25 +529,28 @@ def _policy(encode: Any) -> str:
 
 def _around_stateful(
     chains: Sequence[Sequence[RowOperator]], samples: Sequence[Sample]
-) -> tuple[list[list[RowOperator]], list[list[RowOperator]]]:
-    """Per dataset, the operators before a stateful transform and those after it; where there is none, all are after.
+) -> tuple[list[list[RowOperator]], list[list[RowOperator]], list[Types]]:
+    """Per dataset, the operators before a stateful transform and those after it, and the types of what it gives; where
+    there is none, all are after.
 
     Rows come out of a stateful transform as Python values, those of datasets that only pass it by too, and get the
     types back that they had.
     """
     before: list[list[RowOperator]] = []
     after: list[list[RowOperator]] = []
+    made: list[Types] = []
     places = [next((n for n, op in enumerate(chain) if isinstance(op, StatefulTransform)), None) for chain in chains]
     for chain, at, sample in zip(chains, places, samples, strict=True):
         before.append([] if at is None else list(chain[:at]))
         if at is None:
-            by = [ColumnTypes(types_of(sample.table))] if any(place is not None for place in places) else []
-            after.append([*by, *chain])
+            made.append(types_of(sample.table))
+            after.append(list(chain))
         else:
             stateful = chain[at]
             assert isinstance(stateful, StatefulTransform)
+            made.append(stateful.types)
             after.append([*stateful.workers(), *chain[at + 1 :]])
-    return before, after
+    return before, after, made
 
 
 def _sample_texts(worker: DocumentWorker, samples: Sequence[Sample]) -> list[str]:
@@ -758,7 +769,7 @@ def _explain(compiled: Compiled) -> str:
     lines += [
         "operators",
         *(f"  {operator.label}{_for(operator)}{_where(operator)}" for operator in operators.rows),
-        *(f"  {_described(compiled, operator)}{_for(operator)}" for operator in operators.encode),
+        *(f"  {_described(compiled, operator)}{_for(operator)}{_where(operator)}" for operator in operators.encode),
         f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
     if operators.mixture:
@@ -802,8 +813,8 @@ def _for(operator: Any) -> str:
     return f" for {', '.join(operator.datasets)}" if operator.datasets else ""
 
 
-def _where(operator: RowOperator) -> str:
-    return {None: "", "process": ", in processes", "threads": ", in this process"}[operator.runner]
+def _where(operator: Any) -> str:
+    return {None: "", "process": ", in processes", "threads": ", in this process"}[getattr(operator, "runner", None)]
 
 
 def _size(nbytes: float) -> str:

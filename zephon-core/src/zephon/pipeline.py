@@ -41,7 +41,16 @@ from .options import Options
 from .recipe import DataRecipe
 from .recipe_operators import operators_of_recipe
 from .sources import source_of
-from .state import Earlier, LaneStart, RunState, check_fingerprint, merge_checkpoints, read_states
+from .state import (
+    FINGERPRINT_NAMES,
+    Earlier,
+    LaneStart,
+    RunState,
+    check_allowed,
+    check_fingerprint,
+    merge_checkpoints,
+    read_states,
+)
 from .stream import BatchStream
 from .topology import Topology
 from .work import NO_CUT, WorkSource
@@ -498,7 +507,8 @@ class Pipeline:
             allow_changes: names of differences to accept although the data will differ.
 
         Raises:
-            CheckpointError: the state is damaged, incomplete or of other data. The pipeline stays as it was.
+            CheckpointError: the state is damaged, incomplete or of other data, or a name is that of no difference. The
+                pipeline stays as it was.
         """
         states = read_states(state)
         group = self._options.dp_degree, self._options.dp_group_id
@@ -513,6 +523,7 @@ class Pipeline:
         if self._source.continues is not None and len(earlier) < self._source.generations:
             earlier, known = self._take_over(read, allow)
         compiled = self._compile(known, earlier)
+        check_allowed(allow, [read.fingerprint, compiled.fingerprint])
         accepted = []
         if earlier is read.earlier:
             accepted = check_fingerprint(
@@ -646,13 +657,19 @@ class Pipeline:
 
     def _take_over(self, read: RunState, allow: Collection[str]) -> tuple[tuple[Earlier, ...], dict[str, float]]:
         """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+        if any(str(each).startswith("stateful_transform ") for each in read.fingerprint.get("row_operators", ())):
+            raise CheckpointError(
+                "the state is of a run with a stateful_transform, which no other can take over from: its places are "
+                "counted in rows that the transform gave; begin a new run, or go on without continue_from."
+            )
         before = self._derive()
         before._source = source = self._source.continues  # type: ignore[assignment]
         assert source is not None
         before._options = self._options.changed(
             {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
         )
-        before.restore(read.to_dict(), allow_changes=allow)
+        theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
+        before.restore(read.to_dict(), allow_changes=theirs.intersection(allow))
         compiled = before._compile()
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:

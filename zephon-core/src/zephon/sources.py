@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from .errors import RecipeError
@@ -9,9 +10,33 @@ from .io import Dataset
 from .recipe import DataRecipe
 from .work import DATASET_KEYS, ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, WorkSource
 
-__all__ = ["source_of"]
+__all__ = ["chain_of", "source_of"]
 
 _MOST_RECIPES = 100
+
+
+def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
+    """A recipe and those that it continues, the latest first.
+
+    Raises:
+        RecipeError: an earlier recipe cannot be read, or recipes continue each other in a circle.
+    """
+    chain, paths = [recipe], list[str]()  # not its own: a changed copy of a recipe may continue that recipe
+    while (path := chain[-1].continue_from) is not None:
+        paths.append(os.path.realpath(path))
+        if paths[-1] in paths[:-1]:
+            circle = [os.path.basename(each) for each in paths[paths.index(paths[-1]) :]]
+            raise RecipeError(
+                f'{recipe.origin}: key "continue_from" leads in a circle, {" -> ".join(circle)}; the first recipe of a '
+                "run continues none."
+            )
+        if len(chain) == _MOST_RECIPES:
+            raise RecipeError(
+                f'{recipe.origin}: key "continue_from" leads through more than {_MOST_RECIPES} recipes, which is the '
+                "most that a run may go through."
+            )
+        chain.append(DataRecipe.from_toml(path))
+    return chain
 
 
 def source_of(recipe: DataRecipe) -> WorkSource:
@@ -20,16 +45,8 @@ def source_of(recipe: DataRecipe) -> WorkSource:
     Raises:
         RecipeError: an earlier recipe cannot be read, or the recipes continue each other in a circle.
     """
-    chain = [recipe]
-    while chain[-1].continue_from is not None:
-        chain.append(DataRecipe.from_toml(chain[-1].continue_from))
-        if len(chain) > _MOST_RECIPES:
-            raise RecipeError(
-                f'{recipe.origin}: key "continue_from" leads through more than {_MOST_RECIPES} recipes, so some must '
-                "continue each other in a circle; the first recipe of a run continues none."
-            )
     source: WorkSource | None = None
-    for each in reversed(chain):
+    for each in reversed(chain_of(recipe)):
         source = _source(each, source, recipe.text_field)
     assert source is not None
     return source

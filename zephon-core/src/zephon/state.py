@@ -8,6 +8,7 @@ stand at the same round.
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import json
 import re
@@ -323,6 +324,64 @@ def read_states(states: Any) -> list[RunState]:
     if isinstance(states, str | bytes) or not isinstance(states, Iterable):
         raise CheckpointError(f"a state, or a list of states, is needed; this is a {type(states).__name__}.")
     return [RunState.from_dict(state) for state in states]
+
+
+FINGERPRINT_NAMES = (
+    "canonical_replicas",
+    "chunk_size",
+    "continues",
+    "datasets",
+    "documents",
+    "end",
+    "endings",
+    "ensure_mixture",
+    "flush_every_k_chunks",
+    "groups",
+    "order",
+    "orders",
+    "pack_algorithm",
+    "reshuffle_on_repeat",
+    "row_operators",
+    "schedule",
+    "seed",
+    "seq_len",
+    "shuffle",
+    "special_tokens",
+    "stream_version",
+    "token_estimation",
+    "tokenizer",
+    "tokenizer_backend",
+    "tokens_per_row",
+)
+"""What a fingerprint can name, besides "dataset NAME" for every dataset."""
+_NAMES_TOLD = 60
+
+
+def check_allowed(
+    allow: Collection[str], fingerprints: Iterable[Mapping[str, Any]] | None, argument: str = "allow_changes"
+) -> None:
+    """Refuse to accept differences that there cannot be, which are slips of the pen.
+
+    Args:
+        allow: their names.
+        fingerprints: those that may differ; None where no state is known yet, so that any dataset may be meant.
+        argument: what the names were given as.
+
+    Raises:
+        CheckpointError: the first name that is none, and those that are.
+    """
+    known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
+    for name in sorted(allow):
+        if name in known or (fingerprints is None and name.startswith("dataset ")):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f' (did you mean "{near[0]}"?)' if near else ""
+        more = f" and {len(known) - _NAMES_TOLD} more" if len(known) > _NAMES_TOLD else ""
+        dataset = ' or "dataset NAME"' if fingerprints is None else ""
+        raise CheckpointError(
+            f"{argument} names {name[:80]!r}, which is no difference that data can have{hint}; it may name "
+            f"{', '.join(known[:_NAMES_TOLD])}{more}{dataset}."
+        )
 
 
 _HOW = "\nTo accept this on purpose, pass allow_changes="

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import sys
 from bisect import bisect_left
+from collections.abc import Sequence
 from pathlib import Path
 
 from ..compiled import Compiled
 from ..errors import RecipeError
 from ..pipeline import Pipeline
 from ..recipe import DataRecipe
+from ..sources import chain_of
 from ..work import Curriculum
 from .console import make_console, print_table
 from .source import count, open_pipeline, percent
 
-__all__ = ["Forecast", "plan"]
+__all__ = ["Forecast", "percents", "plan"]
 
 _COLUMNS = 60
 _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -49,7 +51,11 @@ class Forecast:
         for _ in range(40):
             middle = (low + top) / 2
             low, top = (low, middle) if self._tokens(index, middle) >= wanted else (middle, top)
-        return [rows * self._lanes for rows in self._curriculum.rows_due(index, top)]
+        # The curriculum goes in whole rows, or tokens, of a lane; a short run is drawn between them.
+        before, after = self._curriculum.rows_due(index, low), self._curriculum.rows_due(index, top)
+        less, more = self._tokens(index, low), self._tokens(index, top)
+        part = min(1.0, max(0.0, (wanted - less) / (more - less))) if more > less else 1.0
+        return [(b + (a - b) * part) * self._lanes for b, a in zip(before, after, strict=True)]
 
     def shares(self, begin: float, end: float) -> list[float]:
         """Share of each dataset in the planned tokens from `begin` to `end`."""
@@ -76,6 +82,7 @@ def plan(
     if (tokens is None) == (steps is None):
         raise RecipeError("zephon plan needs the length of the run: pass either --tokens or --steps.")
     read = DataRecipe.from_toml(recipe)
+    chain_of(read)
     pipeline = open_pipeline(
         read.replace(continue_from=None),
         tokenizer=tokenizer,
@@ -101,30 +108,42 @@ def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bo
     compiled = pipeline.compiled
     forecast, console = Forecast(compiled), make_console()
     names = list(compiled.plan.dataset_names)
-    steps = total // compiled.tokens_per_step if compiled.tokens_per_step else 0
     if forecast.tokens is not None and forecast.tokens < total:
         console.print(f"the data ends after {count(forecast.tokens)} of the {count(total)} tokens")
         total = forecast.tokens
+    steps = total // compiled.tokens_per_step if compiled.tokens_per_step else 0
     console.print(f"{count(total)} planned tokens, {steps:,} steps" + ", from the takeover on" * taken_over)
     marks = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _DIGITS
     columns = [forecast.shares(total * k / _COLUMNS, total * (k + 1) / _COLUMNS) for k in range(_COLUMNS)]
     width = max(map(len, names))
+    begin, end = percents(columns[0]), percents(columns[-1])
     for d, name in enumerate(names):
         shares = [column[d] for column in columns]
         line = "".join(_mark(share, marks) for share in shares)
-        console.print(f"{name:{width}} |{line}| {percent(shares[0])} to {percent(shares[-1])}")
+        console.print(f"{name:{width}} |{line}| {begin[d]} to {end[d]}")
     rows = forecast.rows(total)
+    whole = percents(forecast.shares(0, total))
     over = []
     lines = []
-    for name, dataset, read in zip(names, compiled.datasets, rows, strict=True):
+    for name, dataset, read, share in zip(names, compiled.datasets, rows, whole, strict=True):
         passes = read / dataset.catalog.rows
         made = read * compiled.tokens_per_row[name]
-        lines.append([name, percent(made / total), count(made), f"{round(read):,}", f"{passes:.2f}"])
+        lines.append([name, share, count(made), f"{round(read):,}", f"{passes:.2f}"])
         if passes > max_passes:
             over.append(f"{name} is gone through {passes:.1f} times")
     print_table(console, ["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
     for each in over:
         console.print(f"warning: {each}, more than {max_passes:g} (--max-passes)")
+
+
+def percents(shares: Sequence[float]) -> list[str]:
+    """Shares of one as `percent` tells them, rounded so that they add up to 100.0 %."""
+    exact = [1000 * share / (sum(shares) or 1.0) for share in shares]
+    tenths = [int(each) for each in exact]
+    order = sorted(range(len(exact)), key=lambda d: tenths[d] - exact[d])
+    for d in order[: round(sum(exact)) - sum(tenths)]:
+        tenths[d] += 1
+    return [percent(each / 1000) for each in tenths]
 
 
 def _mark(share: float, marks: str) -> str:

@@ -161,10 +161,13 @@ class LaneStream:
         self._largest_block = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._start_chunk, self._start_position = start.chunk, start.position
         self._budget_of_faults = FaultBudget(plan.faults, partial(on_fault, lane) if on_fault else None)
+        self._passed: deque[bool] = deque()  # whether what was handed out lies before the place of the start
+        self.told_records = skip
+        """Records after the start that an earlier stream has made, and told of the rows left out before their end."""
         self._stage = plan.stateful
         self._rows: _Queue = deque()  # for the stateful transform
-        self._window = self._stage.begin() if self._stage else None
         self._stage_window = plan.window_at(start.chunk)
+        self._window = self._stage.begin(lane, self._stage_window) if self._stage else None
         self._work = self._pieces(start)
         if plan.readahead_bytes and runner.looks_ahead:
             self._work = self._announced(self._work, plan.readahead_bytes // plan.topology.width)
@@ -258,6 +261,8 @@ class LaneStream:
         else:
             task = submit("tokenize", _fetch_and_work, work, plan, piece)
         queue.append(task)
+        if not self._stage:
+            self._passed.append(piece[2] == self._start_chunk and piece[3] < self._start_position)
         self._estimates.append(estimate)
         self._under_way += estimate
 
@@ -268,11 +273,14 @@ class LaneStream:
         chunk = plan.window_first(self._stage_window)
         if isinstance(item, _WindowEnd | _LaneEnd):
             self._estimates.append(0.0)
-            emitted = stage.flush(window, chunk)
-            self._window = stage.begin()
+            emitted = stage.flush(window, chunk, self._lane, self._stage_window)
             self._stage_window += 1
+            if not isinstance(item, _LaneEnd):
+                self._window = stage.begin(self._lane, self._stage_window)
         else:
             emitted = stage.push(window, item.result(), chunk)
+        # Of the window that the lane is entered in, rows up to its place have been packed before.
+        self._passed.append(chunk == self._start_chunk and 0 < window.emitted <= self._start_position)
         self._documents.append(self._runner.submit("tokenize", _tokenize_emitted, plan, emitted))
         if isinstance(item, _LaneEnd) or (isinstance(item, _WindowEnd) and not isinstance(item, _ReplayEnd)):
             self._documents.append(item)
@@ -293,15 +301,19 @@ class LaneStream:
         else:
             block: TokenBlock = item.result()
             self._under_way -= self._estimates.popleft()
-            for chunk, faults in block.faults:
-                whole = self._plan.curriculum.chunk(self._lane, chunk)
-                self._budget_of_faults.add(chunk, len(whole) if whole else 0, faults)
+            passed = self._passed.popleft()
             if block.chunk == self._start_chunk and len(block.position) and block.position[0] < self._start_position:
                 block = block.from_position(self._start_position)
             self._window_tokens += self._totals.add(block)
             counts = self._totals.packing
             kept, dropped = counts.documents - counts.dropped, counts.dropped
-            self._cut(self._packer.push(block))
+            jobs = self._packer.push(block)
+            # Rows before the end of a record that was used have been told of when it was made.
+            told = passed or self._packer.records < self.told_records
+            for chunk, faults in block.faults:
+                whole = self._plan.curriculum.chunk(self._lane, chunk)
+                self._budget_of_faults.add(chunk, len(whole) if whole else 0, faults, told=told)
+            self._cut(jobs)
             barren = counts.documents - counts.dropped == kept
             self._barren_rows = self._barren_rows + int(block.rows_read.sum()) if barren else 0
             if self._barren_rows > self._plan.barren_limit:
@@ -412,6 +424,8 @@ class LaneStream:
             while position < len(chunk):
                 done = due[position - 1] if position else 0.0
                 stop = max(position + 1, int(np.searchsorted(due, done + self._block_bytes, side="right")))
+                if not self._stage and index == start.chunk and position < start.position:
+                    stop = min(stop, start.position)
                 yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._largest_block)

@@ -16,7 +16,8 @@ import numpy as np
 import pyarrow as pa
 
 from ..faults import RowFault
-from ..ops import DocumentWorker, RowOperator
+from ..ops import DocumentWorker, Encoder, RowOperator
+from ..ops.documents import Documents
 from ..ops.rows import Rows, apply_all
 from ..records import RowBlock, TokenBlock
 from ..state import LaneStart
@@ -46,14 +47,21 @@ def start_engine(
         starts, block_records, on_window, on_fault: as for `Engine`.
     """
     placed, functions = _placed(plan, everything=runner == "process")
-    if not functions:
-        here = "threads" if runner == "process" else runner
-        return Engine(plan, make_runner(here, **workers), starts, block_records, on_window, on_fault)
-    pool = WorkerPool(functions, 1 if runner == "inline" else workers["tokenize"])
-    # A thread for each call that may be under way: it reads rows, then waits for a worker.
-    threads = {**workers, "tokenize": SEATS * workers["tokenize"]}
-    made = make_runner("inline" if runner == "inline" else "process", **threads)
-    return Engine(placed(pool), made, starts, block_records, on_window, on_fault, pool)
+    pool = None
+    if functions:
+        pool = WorkerPool(functions, 1 if runner == "inline" else workers["tokenize"])
+        plan = placed(pool)
+        # A thread for each call that may be under way: it reads rows, then waits for a worker.
+        workers = {**workers, "tokenize": SEATS * workers["tokenize"]}
+    here = "threads" if runner == "process" else runner
+    made = make_runner("process" if functions and runner != "inline" else here, **workers)
+    try:
+        return Engine(plan, made, starts, block_records, on_window, on_fault, pool)
+    except BaseException:  # a user's init_state runs here
+        made.close()
+        if pool:
+            pool.close()
+        raise
 
 
 _Functions = dict[str, Callable[..., Any]]
@@ -63,8 +71,11 @@ def _placed(plan: Plan, *, everything: bool) -> tuple[Callable[[WorkerPool], Pla
     """The plan with work in processes, given these, and the functions that they run."""
     functions: _Functions = {}
     default = "process" if everything else "threads"
-    before = None if plan.stateful is None else _split(plan.stateful.before, default, "before", functions)
-    stays = any(op.runner == "threads" for chain in plan.tokenize.chains for op in chain)
+    before = (
+        None if plan.stateful is None else _split(plan.stateful.before, default, "before", functions, encodes=False)
+    )
+    work = [*(op for chain in plan.tokenize.chains for op in chain), *plan.tokenize.encoders]
+    stays = any(getattr(each, "runner", None) == "threads" for each in work)
     after = None
     if everything and not stays:
         functions["tokenize"] = plan.tokenize
@@ -80,7 +91,7 @@ def _placed(plan: Plan, *, everything: bool) -> tuple[Callable[[WorkerPool], Pla
 
 
 def _split(
-    worker: DocumentWorker, default: str, prefix: str, functions: _Functions
+    worker: DocumentWorker, default: str, prefix: str, functions: _Functions, *, encodes: bool = True
 ) -> Callable[[WorkerPool], DocumentWorker]:
     """The worker with the operators that are for processes there; notes in `functions` what runs there."""
     chains: list[list[RowOperator | str]] = []
@@ -94,10 +105,17 @@ def _split(
             else:
                 made += group
         chains.append(made)
+    # Those that encode text and given tokens leave the interpreter lock alone, and have no runner.
+    encoders = worker.encoders if encodes else []
+    away = {id(each): each for each in encoders if (getattr(each, "runner", "threads") or default) == "process"}
+    names = {key: f"{prefix} encode {n}" for n, key in enumerate(away)}
+    functions.update({names[key]: _Encode(encoder) for key, encoder in away.items()})
 
     def placed(pool: WorkerPool) -> DocumentWorker:
+        remote = {key: _RemoteEncoder(pool, name, away[key]) for key, name in names.items()}
         return worker.running(
-            [[_RemoteRows(pool, item) if isinstance(item, str) else item for item in chain] for chain in chains]
+            [[_RemoteRows(pool, item) if isinstance(item, str) else item for item in chain] for chain in chains],
+            [remote.get(id(encoder), encoder) for encoder in worker.encoders],
         )
 
     return placed
@@ -131,6 +149,42 @@ class _RemoteRows(RowOperator):
 
         rows.table, rows.places, failed = self._pool.call(self._name, rows.table, rows.places, rows.skips, about=about)
         rows.failed += failed
+
+
+class _Encode:
+    """In a worker: an encoder."""
+
+    def __init__(self, encoder: Encoder) -> None:
+        self._encoder = encoder
+
+    def __call__(
+        self, table: pa.Table, places: np.ndarray, skips: bool
+    ) -> tuple[Documents, list[tuple[int, str, str]]]:
+        rows = Rows(table, places, skips)
+        return self._encoder.encode(rows), rows.failed
+
+
+class _RemoteEncoder:
+    """Here: an encoder that is in the workers."""
+
+    def __init__(self, pool: WorkerPool, name: str, encoder: Encoder) -> None:
+        self.columns, self.joins = encoder.columns, encoder.joins
+        self._pool, self._name, self._encoder = pool, name, encoder
+
+    def alike(self, table: pa.Table) -> pa.Table:
+        return self._encoder.alike(table)
+
+    def texts(self, rows: Rows) -> list[str]:
+        return self._encoder.texts(rows)
+
+    def encode(self, rows: Rows) -> Documents:
+        def about() -> str:
+            return f"{len(rows.places):,} rows"
+
+        documents: Documents
+        documents, failed = self._pool.call(self._name, rows.table, rows.places, rows.skips, about=about)
+        rows.failed += failed
+        return documents
 
 
 class _RemoteTokenize:

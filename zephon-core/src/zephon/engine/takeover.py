@@ -26,6 +26,7 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
         used = plan.topology.rounds_of_lane(cursor, number)
+        lane.told_records = used - start.records_before
         while lane.starts[-1].records_before < used and not lane.ended:
             lane.advance(wait=True)
             if lane.ready:

@@ -14,7 +14,6 @@ from .pretokenized import Pretokenized
 from .probe import Probed, Sample, probe
 from .rows import (
     AddOp,
-    ColumnTypes,
     DecodeText,
     Filter,
     MapBatches,
@@ -32,7 +31,6 @@ __all__ = [
     "AddOp",
     "Batch",
     "BinPacker",
-    "ColumnTypes",
     "DecodeText",
     "DocumentWorker",
     "Emitted",

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..errors import PipelineError
 from ..tokenizer import Tokenizer
 from .base import check_workers
-from .rows import check_names
+from .rows import check_names, check_runner
 from .tokenize import check_limit
 
 if TYPE_CHECKING:
@@ -51,6 +51,8 @@ class TokenizeChat:
         special_tokens: tokens to add round the conversation; "auto" and "none" leave that to the template.
         backend, parallelism, max_length, split_long_samples: as in `Tokenize`.
         datasets: names of the datasets with conversations, or None for all.
+        runner: where conversations are rendered and encoded; see `RowOperator`. Templates hold the interpreter lock, so
+            processes are what makes them run side by side.
     """
 
     kind: ClassVar[str] = "tokenize_chat"
@@ -69,6 +71,7 @@ class TokenizeChat:
     response: str | None = "auto"
     input: str | None = "auto"
     assistant_tokens: Sequence[str] | str = _THOUGHTS
+    runner: str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.field, str) or not self.field:
@@ -92,6 +95,7 @@ class TokenizeChat:
             raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; a template or path is needed.")
         check_workers("tokenize_chat", self.parallelism)
         check_limit("tokenize_chat", self.max_length, self.split_long_samples)
+        check_runner("tokenize_chat", self.runner)
         object.__setattr__(self, "datasets", check_names("tokenize_chat", "datasets", self.datasets))
 
     @property

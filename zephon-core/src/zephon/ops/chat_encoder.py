@@ -90,6 +90,7 @@ class ChatEncoder:
 
     def __init__(self, spec: TokenizeChat, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
         self.columns = (spec.field, *spec.extra_columns, *spec.optional_columns)
+        self.runner = spec.runner
         self._spec, self._tokenizer = spec, tokenizer
         self._bos, self._eos = bos, eos
         self._template, self._tool_template = _templates(spec)

@@ -2,7 +2,8 @@
 
 An operator that gives another result the next time, remembers earlier rows, or looks at its neighbours gives a stream
 that changes with the number of workers, the size of blocks and every restart. Such things are found by trying it on a
-few rows of each dataset: twice, in blocks cut otherwise, and in another order of blocks.
+few rows of each dataset: twice, in blocks cut otherwise, and in another order of blocks. One with a memory is tried in
+two windows side by side, see `zephon.ops.window_checks`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from .documents import DocumentWorker
 from .probe import Sample
 from .rows import RowFailure, RowOperator, Rows, apply_all
 from .stateful import StatefulTransform
+from .window_checks import rows_changed_late, shared_state, windows_mixed
 
 __all__ = ["Finding", "check_operators"]
 
@@ -34,8 +36,9 @@ class Finding:
     Attributes:
         operator: as `explain()` names it.
         problem: "pickle" (it cannot go to other processes), "deterministic" (another result at the next call), "state"
-            (what it gives depends on what it was called with before) or "blocks" (it depends on which rows are put
-            together).
+            (what it gives depends on what it was called with before), "blocks" (it depends on which rows are put
+            together), "shared" (windows share a state), "windows" (one window shows in another) or "late" (a row is
+            changed after it was given).
         where: dataset and row on which it showed, or what cannot be pickled.
     """
 
@@ -52,6 +55,15 @@ _WORDS = {
     "deterministic": "gives another result when it is called again",
     "state": "gives results that depend on what it was called with before",
     "blocks": "gives results that depend on which rows are put together",
+    "shared": "has an init_state that gives windows of different lanes a state in common",
+    "windows": "gives other rows while a window of another lane is open, so it remembers something beside its state",
+    "late": "changes a row after it has given it",
+}
+_OF_ROWS = "Make it a function of the row alone"
+_REMEDIES = {
+    "shared": "Make all of the state anew in init_state, and keep what is only read on the object",
+    "windows": "Keep what it remembers in the state, and nothing on the object, its class or a global",
+    "late": "Give a copy, or keep one",
 }
 
 
@@ -109,10 +121,11 @@ def check_operators(
                     found.setdefault((operator.label, problem), Finding(operator.label, problem, where))
     fatal = [finding for finding in found.values() if finding.problem != "pickle"]
     if fatal:
+        remedies = dict.fromkeys(_REMEDIES.get(finding.problem, _OF_ROWS) for finding in fatal)
         raise PipelineError(
             "the stream would depend on how it is run, since "
             + "; ".join(map(str, fatal))
-            + ". Make it a function of the row alone (options(check_operators=False) leaves out this check)."
+            + f". {'. '.join(remedies)} (options(check_operators=False) leaves out this check)."
         )
     return tuple(found.values())
 
@@ -149,13 +162,15 @@ def _refuse_unsent(operator: RowOperator, why: str | None, sent_for: str | None)
 
 def _compared(operator: RowOperator, table: pa.Table, dataset: str, of: np.ndarray) -> list[tuple[str, str | None]]:
     """What differs between calls that ought to be alike; `of` int64[n] says which rows of the dataset they are."""
+    if isinstance(operator, StatefulTransform) and (shared := shared_state(operator)) is not None:
+        return [("shared", shared)]
     wanted = _outcome(_applied(operator, table))
     again = _outcome(_applied(operator, table))
     row = _first_difference(wanted, again)
     if row is not None:
         return [("deterministic", f'dataset "{dataset}", row {of[row]}')]
     if isinstance(operator, StatefulTransform):
-        return []  # it may look at neighbours: a window is always whole
+        return _compared_windows(operator, table, dataset, of)
     single: dict[int, list[str]] = {}
     for start in range(min(_SINGLE_ROWS, table.num_rows)):
         for place, values in _outcome(_applied(operator, table.slice(start, 1))).items():
@@ -175,6 +190,27 @@ def _compared(operator: RowOperator, table: pa.Table, dataset: str, of: np.ndarr
         row = _first_difference(wanted, parts)
         if row is not None:
             return [("blocks", f'dataset "{dataset}", row {of[row]}')]
+    return []
+
+
+def _compared_windows(
+    operator: StatefulTransform, table: pa.Table, dataset: str, of: np.ndarray
+) -> list[tuple[str, str | None]]:
+    """The same for one with a memory, which may look at neighbours: a window is always whole."""
+    for problem, where in (
+        ("windows", windows_mixed(operator, table)),
+        ("late", rows_changed_late(operator, table)),
+    ):
+        if where is not None:
+            told = "at the end of the window" if where < 0 else f"row {of[where]}"
+            return [(problem, f'dataset "{dataset}", {told}')]
+    given = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips=True)
+    operator.window_of(given)
+    for worker in operator.workers() if given.table.num_rows else ():
+        made = np.arange(given.table.num_rows)
+        found = [item for item in _compared(worker, given.table, dataset, made) if item[1] is not None]
+        if found:  # rows are those that push gave
+            return [(problem, f"{where} of those that push gave") for problem, where in found]
     return []
 
 

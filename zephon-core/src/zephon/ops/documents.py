@@ -84,6 +84,7 @@ class Emitted:
     Attributes:
         rows: the rows.
         rows_read, rows_dropped, rows_failed, faults: as in `TokenBlock`.
+        failed: places of the rows that are in `rows_failed`.
     """
 
     rows: RowBlock
@@ -91,6 +92,7 @@ class Emitted:
     rows_dropped: np.ndarray
     rows_failed: np.ndarray
     faults: tuple[tuple[int, tuple[RowFault, ...]], ...] = ()
+    failed: frozenset[int] = frozenset()
 
 
 class Encoder(Protocol):
@@ -220,11 +222,23 @@ class DocumentWorker:
             rows_dropped=np.bincount(block.dataset[fate == 0], minlength=n),
             rows_failed=np.bincount(block.dataset[fate == 2], minlength=n),
             faults=self._faults(block, failed),
+            failed=frozenset(np.flatnonzero(fate == 2).tolist()),
         )
 
-    def blame(self, block: RowBlock, place: int, operator: str, error: Exception) -> NoReturn:
-        """A row that cannot be used, where that ends the run whatever the policy says."""
-        raise self._told(block, RowFailure(place, operator, reason_of(error))) from error
+    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception) -> NoReturn:
+        """A row that cannot be used, where that ends the run."""
+        raise self._told(block, RowFailure(place, operator, reason)) from error
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows that cannot be used are left out rather than ending the run."""
+        return self._skips
+
+    def faults_of(
+        self, block: RowBlock, failed: Sequence[tuple[int, str, str]]
+    ) -> tuple[tuple[int, tuple[RowFault, ...]], ...]:
+        """By chunk, as in `TokenBlock`, the faults (place, operator, reason) of rows of a block."""
+        return self._faults(replace(block, lost=()), failed)
 
     def count(self, dataset: int, table: pa.Table) -> int:
         """Tokens that rows of a dataset make, special tokens included; rows that cannot be used make none."""
@@ -253,9 +267,16 @@ class DocumentWorker:
         """By dataset, the row operators."""
         return self._operators
 
-    def running(self, chains: Sequence[Sequence[RowOperator]]) -> DocumentWorker:
-        """The same with other row operators, which do the same."""
-        return DocumentWorker(chains, self._encoders, self._names, self._locate, self._policy)
+    @property
+    def encoders(self) -> list[Encoder]:
+        """By dataset, what makes documents."""
+        return self._encoders
+
+    def running(
+        self, chains: Sequence[Sequence[RowOperator]], encoders: Sequence[Encoder] | None = None
+    ) -> DocumentWorker:
+        """The same with other row operators, and other encoders where given, which do the same."""
+        return DocumentWorker(chains, encoders or self._encoders, self._names, self._locate, self._policy)
 
     def spoken(self, block: RowBlock) -> str:
         """Which rows a block holds, in words."""
@@ -314,7 +335,9 @@ class DocumentWorker:
         """By chunk, as in `TokenBlock`."""
         if not failed and not block.lost:
             return ()
-        made = [(place, self._fault(block, place, *why)) for place, *why in failed]
+        # A row is told of once, whatever became of the several that it may have been made into.
+        first = {place: why for place, *why in reversed(failed)}
+        made = [(place, self._fault(block, place, *why)) for place, why in first.items()]
         for place, lost in block.lost:
             fault = self._fault(block, place, "read", lost.reason)
             made.append((place, replace(fault, first_row=lost.first_row, rows=lost.rows, content=lost.content)))

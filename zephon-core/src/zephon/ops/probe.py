@@ -22,7 +22,8 @@ import pyarrow as pa
 from .._arrow import int64_array, one_chunk
 from ..errors import PipelineError
 from .expression import Expression
-from .rows import Filter, MapBatches, MapTransform, RowOperator, Rows, name_of, types_of
+from .identity import name_of
+from .rows import Filter, MapBatches, MapTransform, RowOperator, Rows, types_of
 from .stateful import StatefulTransform
 from .values import could_widen, is_open
 

@@ -8,14 +8,11 @@ rows however it is fed; `zephon.ops.checks` looks whether it does.
 from __future__ import annotations
 
 import copy
-import hashlib
-import inspect
+import logging
 import re
-import textwrap
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -26,6 +23,7 @@ from .._arrow import column_of, int64_array, one_chunk, valid_mask, values_of
 from ..errors import PipelineError
 from ..faults import reason_of
 from .expression import Expression, missing_column, one_line
+from .identity import Identity, identity_of, name_of
 from .values import column_as, common_type
 
 __all__ = [
@@ -41,6 +39,8 @@ __all__ = [
     "Rows",
     "TextTemplate",
 ]
+
+_log = logging.getLogger("zephon")
 
 ROW_COLUMN = "_row"
 """Where a batch function that drops or multiplies rows finds, and must keep, the place of each row in its table."""
@@ -145,6 +145,22 @@ class RowOperator:
         """The user's own code in it, or None."""
         return None
 
+    @property
+    def code(self) -> Identity:
+        """What `function` does, as it was when first asked: what an object keeps while it works is not part of it."""
+        known: Identity | None = self.__dict__.get("_code")
+        if known is None:
+            known = identity_of(self.function)
+            object.__setattr__(self, "_code", known)
+            if known.unseen:
+                _log.warning(
+                    "%s carries what a fingerprint cannot describe (%s), so a restore will not notice when that is "
+                    "another one; give the function, or the class, an attribute version, a text that changes with it.",
+                    self.label,
+                    "; ".join(known.unseen),
+                )
+        return known
+
     def apply(self, rows: Rows) -> None:
         """Do it, in place."""
         raise NotImplementedError
@@ -182,34 +198,6 @@ def _checked_names(instance: Any) -> None:
     for what in ("columns", "datasets"):
         if what in getattr(instance, "__dataclass_fields__", {}):
             object.__setattr__(instance, what, check_names(instance.kind, what, getattr(instance, what)))
-
-
-def name_of(function: Any) -> str:
-    """What messages call a function."""
-    if isinstance(function, partial):
-        return name_of(function.func)
-    name = getattr(function, "__qualname__", None) or type(function).__qualname__
-    return str(name).replace("<locals>.", "")
-
-
-def identity_of(function: Any) -> str:
-    """Name and digest of the source of a function, or of the class of an object, and of what it is bound to."""
-    if isinstance(function, partial):
-        bound = repr((function.args, sorted(function.keywords.items())))
-        return f"{identity_of(function.func)} with {_digest(bound)}"
-    subject = function if hasattr(function, "__code__") or inspect.isclass(function) else type(function)
-    if inspect.ismethod(function):
-        subject = function.__func__
-    try:
-        source = textwrap.dedent(inspect.getsource(subject))
-    except (OSError, TypeError):  # typed in at a prompt, or not written in Python
-        code = getattr(subject, "__code__", None)
-        source = repr((code.co_code, code.co_names, code.co_varnames)) if code else ""
-    return f"{name_of(subject)} {_digest(source)}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
 def _require(rows: Rows, operator: RowOperator, columns: Iterable[str]) -> None:
@@ -267,7 +255,7 @@ class Filter(RowOperator):
         return None if isinstance(self.condition, Expression) else self.condition
 
     def identity(self) -> str:
-        text = self.condition.text if isinstance(self.condition, Expression) else identity_of(self.condition)
+        text = self.condition.text if isinstance(self.condition, Expression) else self.code.text
         return f"filter {text} {self.columns} {self.datasets}"
 
     def apply(self, rows: Rows) -> None:
@@ -338,7 +326,7 @@ class MapTransform(RowOperator):
 
     def identity(self) -> str:
         types = f" {self.types}" if self.types and not self.probed else ""
-        return f"map_transform {identity_of(self.transform)} {self.columns} {self.datasets}{types}"
+        return f"map_transform {self.code.text} {self.columns} {self.datasets}{types}"
 
     def apply(self, rows: Rows) -> None:
         _require(rows, self, self.columns or ())
@@ -620,8 +608,7 @@ class MapBatches(RowOperator):
         return self.transform.prototype if isinstance(self.transform, _PerThread) else self.transform
 
     def identity(self) -> str:
-        version = f" {self.function.version}" if isinstance(self.function, Operator) else ""
-        return f"{self.kind} {identity_of(self.function)}{version} {self.columns} {self.datasets}"
+        return f"{self.kind} {self.code.text} {self.columns} {self.datasets}"
 
     def apply(self, rows: Rows) -> None:
         _require(rows, self, self.columns or ())
@@ -715,38 +702,6 @@ Types = tuple[tuple[str, pa.DataType], ...]
 def types_of(table: pa.Table) -> Types:
     """Those of a table."""
     return tuple(zip(table.schema.names, table.schema.types, strict=True))
-
-
-@dataclass(frozen=True)
-class ColumnTypes(RowOperator):
-    """Bring columns that were made of Python values, a block at a time, into the types that they are to have.
-
-    Attributes:
-        types: names and types; other columns, and those that are not there, stay so.
-        made_by: what messages call it.
-    """
-
-    kind: ClassVar[str] = "types"
-    types: Types
-    made_by: str = "types"
-    datasets: Sequence[str] | None = None
-
-    @property
-    def columns(self) -> tuple[str, ...]:  # type: ignore[override]
-        return ()
-
-    @property
-    def label(self) -> str:
-        return self.made_by
-
-    def identity(self) -> str:
-        return f"types {self.types}"
-
-    def apply(self, rows: Rows) -> None:
-        table, source = typed(rows, self.label, rows.table, None, self.types)
-        rows.table = table
-        if source is not None:
-            rows.places = rows.places[source]
 
 
 def typed(

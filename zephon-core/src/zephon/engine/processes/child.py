@@ -88,21 +88,24 @@ class Child:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._closed = False
-        ends = [socket.socketpair() for _ in range(channels)]
-        files = [shared_file() for _ in range(stretches)]
-        given = {
-            "path": list(sys.path),
-            "sockets": [theirs.fileno() for _, theirs in ends],
-            "files": files,
-            "parent": os.getpid(),
-        }
-        main = multiprocessing.spawn.get_preparation_data("zephon") if b"_main__" in task else {}
-        head = {
-            "main": {key: value for key, value in main.items() if key.startswith("init_main")},
-            "level": logging.getLogger("zephon").getEffectiveLevel(),
-            "kind": kind,
-        }
+        ends: list[tuple[socket.socket, socket.socket]] = []
+        files: list[int] = []
         try:
+            ends += (socket.socketpair() for _ in range(channels))
+            files += (shared_file() for _ in range(stretches))
+            given = {
+                "path": list(sys.path),
+                "sockets": [theirs.fileno() for _, theirs in ends],
+                "files": files,
+                "parent": os.getpid(),
+            }
+            main = multiprocessing.spawn.get_preparation_data("zephon") if b"_main__" in task else {}
+            head = {
+                "main": {key: value for key, value in main.items() if key.startswith("init_main")},
+                "level": logging.getLogger("zephon").getEffectiveLevel(),
+                "kind": kind,
+            }
+            first = pickle.dumps(head)
             self._process = subprocess.Popen(
                 [
                     os.fsdecode(multiprocessing.spawn.get_executable() or sys.executable),
@@ -115,19 +118,26 @@ class Child:
                 pass_fds=[*given["sockets"], *files],  # type: ignore[misc]
                 process_group=0,
             )
-        except OSError as error:
+        except BaseException as error:
             for ours, _ in ends:
                 ours.close()
             for fd in files:
                 os.close(fd)
-            raise WorkerError(f"{what} cannot be started: {error.strerror}.") from None
+            if isinstance(error, OSError):
+                raise WorkerError(f"{what} cannot be started: {error.strerror or error}.") from None
+            raise
         finally:
             for _, theirs in ends:
                 theirs.close()
         self.channels = [Channel(ours) for ours, _ in ends]
         self.stretches = [Stretch(fd) for fd in files]
         # A large task fills the pipe before the child has begun to read.
-        threading.Thread(target=_feed, args=(self._process.stdin, pickle.dumps(head), task), daemon=True).start()
+        feeder = threading.Thread(target=_feed, args=(self._process.stdin, first, task), daemon=True)
+        try:
+            feeder.start()
+        except RuntimeError as error:
+            self.close()
+            raise WorkerError(f"{what} cannot be started: {error}.") from None
 
     @property
     def pid(self) -> int:

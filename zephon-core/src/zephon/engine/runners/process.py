@@ -45,6 +45,8 @@ class ProcessRunner:
         """Queue the call for the pool of `kind`."""
         future: Future[Any] = Future()
         self._queues[kind].put((future, function, args))
+        if self._closed.is_set():  # perhaps too late for any thread to see it
+            future.cancel()
         return future
 
     def close(self) -> None:
