@@ -269,6 +269,9 @@ class TestChecks:
             Trainer(config(recipe), object())
 
 
+HELD = "ensure_mixture = true\nensure_mixture_buffer_size = 40\n"
+
+
 class TestState:
     def saved(self, recipe, tokenizer, ranks, local, steps=2):
         """The keys that all ranks write together, and the next global batch."""
@@ -283,8 +286,9 @@ class TestState:
         together = {key: value for state in states for key, value in state.items()}
         return together, step(iterators, local)
 
-    @pytest.mark.parametrize("ranks, local", [(1, 4), (4, 2), (8, 1)])
-    def test_of_two_ranks_is_loaded_by_any_number(self, recipe, tokenizer, ranks, local):
+    @pytest.mark.parametrize("ranks, local, more", [(1, 4, ""), (4, 2, HELD), (8, 1, "")])
+    def test_of_two_ranks_is_loaded_by_any_number(self, recipe, tokenizer, ranks, local, more):
+        recipe.write_text(more + recipe.read_text())
         keys, following = self.saved(recipe, tokenizer, 2, 2)
         loaders = []
         for rank in range(ranks):
@@ -318,7 +322,11 @@ class TestState:
         with pytest.raises(CheckpointError, match="none of Zephon's"):
             from_keys({"world_size": 2, "dp_rank_0": b""})
 
-    def test_of_a_run_that_took_over_from_another_goes_to_any_number_of_ranks(self, recipe, tokenizer, monkeypatch):
+    @pytest.mark.parametrize("more", ["", HELD])
+    def test_of_a_run_that_took_over_from_another_goes_to_any_number_of_ranks(
+        self, recipe, tokenizer, monkeypatch, more
+    ):
+        recipe.write_text(more + recipe.read_text())
         keys, _ = self.saved(recipe, tokenizer, 1, 8)
         later = recipe.with_name("later.toml")
         later.write_text(

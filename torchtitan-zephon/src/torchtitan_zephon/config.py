@@ -47,10 +47,12 @@ class Source:
     text_encoding: str | None = None
     documents: str | None = None
     messages_field: str | None = None
+    response_field: str | None = None
     tools_field: str | None = None
     chat_template: str | None = None
     chat_loss: str | None = None
     chat_date: str | None = None
+    chat_assistant_tokens: str | None = None
     tokens_field: str | None = None
     loss_field: str | None = None
     labels_field: str | None = None
@@ -88,6 +90,8 @@ class ZephonConfig(BaseDataLoader.Config):
     """What rows hold: text, chat (conversations) or tokens (token ids)."""
     messages_field: str | None = None
     """Column of conversations; None finds it."""
+    response_field: str | None = None
+    """Column of answers, where messages_field is one of prompts; None finds both."""
     tools_field: str | None = None
     """Column of the tools of conversations; None takes tools where it is there."""
     chat_template: str | None = None
@@ -96,6 +100,8 @@ class ZephonConfig(BaseDataLoader.Config):
     """What is trained on in conversations: assistant, last_assistant or all."""
     chat_date: str | None = None
     """The day that chat templates take for today, as in 2024-07-26."""
+    chat_assistant_tokens: str | None = None
+    """Special tokens that the assistant may spell, with blanks between; None is "<think> </think>"."""
     tokens_field: str | None = None
     """Column of token ids; None is input_ids."""
     loss_field: str | None = None
@@ -153,6 +159,8 @@ class ZephonConfig(BaseDataLoader.Config):
     """Stages of a mixture that changes, tables as in a recipe; set by from_toml."""
     ensure_mixture: bool = False
     """Hold the shares of tokens over every stretch of the run, in records of one source each."""
+    ensure_mixture_buffer_size: int | None = None
+    """Records that wait for their turn with it, for the whole job; None is 34 million tokens."""
     continue_from: str | None = None
     """The recipe of a run that this one takes over from, at a checkpoint of that run."""
     canonical_replicas: int | str = "auto"

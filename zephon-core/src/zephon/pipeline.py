@@ -196,7 +196,7 @@ class Pipeline:
         for operator in operators_of_recipe(recipe, tokenizer):
             pipeline = pipeline._with(operator)
         if recipe.ensure_mixture:
-            pipeline = pipeline.ensure_mixture()
+            pipeline = pipeline.ensure_mixture(recipe.ensure_mixture_buffer_size)
         pipeline = pipeline._with(_packing_of(recipe, seq_len))
         if recipe.shuffle_after_pack:
             pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)

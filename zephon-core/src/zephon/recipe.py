@@ -138,6 +138,8 @@ class SourceRecipe:
     """What rows hold: "text", "chat" (conversations) or "tokens" (token ids)."""
     messages_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of conversations; None finds messages, conversations or conversation."""
+    response_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of answers, where messages_field is one of prompts; None finds both."""
     tools_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of the tools of conversations; None takes tools where it is there."""
     chat_template: str | None = _key(LongText("a chat template, or the path of one"), None, decides_data=True)
@@ -146,6 +148,10 @@ class SourceRecipe:
     """What is trained on in conversations: "assistant", "last_assistant" or "all"."""
     chat_date: str | None = _key(Text("a date such as 2024-07-26"), None, decides_data=True)
     """The day that chat templates take for today."""
+    chat_assistant_tokens: str | None = _key(
+        Text('special tokens with blanks between, "all" or "none"'), None, decides_data=True
+    )
+    """Special tokens that the assistant may spell, with blanks between; None is "<think> </think>"."""
     tokens_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of token ids; None is input_ids."""
     loss_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
@@ -246,6 +252,8 @@ class DataRecipe:
     """`[[schedule]]` tables: a mixture that changes, in place of the sources' weights."""
     ensure_mixture: bool = _key(Flag(), False, decides_data=True)
     """Hold the shares of tokens over every stretch of the run, in records of one source each; for "wrap"."""
+    ensure_mixture_buffer_size: int | None = _key(Integer(1), None, decides_data=True)
+    """Records that wait for their turn with it, for the whole job; None is 34 million tokens."""
     continue_from: str | None = _key(Location("the path of a recipe", stores=False), None, decides_data=False)
     """The recipe of a run that one by this recipe takes over from, at a state of that run."""
     canonical_replicas: int | str = _key(Integer(1, 1 << 16, words=("auto",)), "auto", decides_data=True)
@@ -287,6 +295,8 @@ class DataRecipe:
     """What rows hold: "text", "chat" (conversations) or "tokens" (token ids)."""
     messages_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of conversations; None finds messages, conversations or conversation."""
+    response_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
+    """Column of answers, where messages_field is one of prompts; None finds both."""
     tools_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of the tools of conversations; None takes tools where it is there."""
     chat_template: str | None = _key(LongText("a chat template, or the path of one"), None, decides_data=True)
@@ -295,6 +305,10 @@ class DataRecipe:
     """What is trained on in conversations: "assistant", "last_assistant" or "all"."""
     chat_date: str | None = _key(Text("a date such as 2024-07-26"), None, decides_data=True)
     """The day that chat templates take for today."""
+    chat_assistant_tokens: str | None = _key(
+        Text('special tokens with blanks between, "all" or "none"'), None, decides_data=True
+    )
+    """Special tokens that the assistant may spell, with blanks between; None is "<think> </think>"."""
     tokens_field: str | None = _key(Text("the name of a column"), None, decides_data=True)
     """Column of token ids; None is input_ids."""
     loss_field: str | None = _key(Text("the name of a column"), None, decides_data=True)

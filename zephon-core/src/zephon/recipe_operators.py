@@ -12,6 +12,9 @@ from .recipe import DataRecipe, SourceRecipe
 __all__ = ["operators_of_recipe"]
 
 
+_TOKENS: dict[str, str | list[str]] = {"all": "all", "none": []}
+
+
 def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str]) -> list[Any]:
     """Row operators and what makes tokens; one for all sources with the same settings.
 
@@ -74,13 +77,16 @@ def _encode(recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLi
     }
     documents = setting("documents")
     if documents == "chat":
+        tokens = setting("chat_assistant_tokens")
         return TokenizeChat, {
             **common,
             "field": setting("messages_field") or "auto",
+            "response": setting("response_field") or "auto",
             "tools": setting("tools_field") or "auto",
             "chat_template": setting("chat_template"),
             "loss": setting("chat_loss"),
             "date": setting("chat_date"),
+            **({} if tokens is None else {"assistant_tokens": _TOKENS.get(tokens, tokens.split())}),
         }
     if documents == "tokens":
         return Pretokenized, {
