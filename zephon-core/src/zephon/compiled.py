@@ -773,7 +773,7 @@ def _explain(compiled: Compiled) -> str:
         f"  {operators.pack.name}: {operators.pack.described()}, records of {operators.pack.record_length:,} tokens",
     ]
     if operators.mixture:
-        lines.append("    ensure_mixture: records of one dataset each, in turn; lanes are entered at windows only")
+        lines.append("    ensure_mixture: records of one dataset each, in turn; each lane holds a stock")
     if operators.pack.has_bins:
         lines.append(
             f"    {operators.pack.num_bins} bins per lane ({_size(in_bins)} over the lanes of this group), drained "

@@ -39,7 +39,8 @@ def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, n
 class Pointer:
     """A token of a lane: which chunk, which row of that chunk, which token of that row's document.
 
-    With ensure_mixture `skips` are, for each dataset by name, its tokens from there on that earlier records have used.
+    With ensure_mixture `skips` are, for each dataset by name, its tokens from there on that earlier records have used,
+    and `token` is something else, see `zephon.state.LaneStart`.
     """
 
     chunk: int

@@ -55,7 +55,8 @@ class LaneStart:
             At the start of a window it lies before the window where a record went over its end.
         buffer: which shuffle buffer of the window comes next.
         skips: with ensure_mixture, for each dataset by name, its tokens from `chunk` and `position` on that earlier
-            records have used.
+            records have used; `token` is then the row before which rows are only those still held, chunk * 2**32 +
+            position.
     """
 
     window: int = 0

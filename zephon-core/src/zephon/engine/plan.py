@@ -220,6 +220,7 @@ class Plan:
                 rows_before=partial(self.curriculum.rows_before, lane),
                 tokens_per_row=self.tokens_per_row,
                 hold=self.mixture.per_lane(self.topology.lanes, pack.record_length),
+                stretch=max(_LEAST_STRETCH, 4 * self._buffer_size),
                 pad_token=self.pad_token,
                 pad_last=self.pad_last,
                 order=sorted(range(len(self.dataset_names)), key=lambda d: self.dataset_names[d]),

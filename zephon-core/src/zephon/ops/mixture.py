@@ -210,6 +210,7 @@ class MixturePacker:
         rows_before: rows of each dataset that the lane has taken before a chunk.
         tokens_per_row: for each dataset, in units of 2**-16.
         hold: records in stock.
+        stretch: records after which the lane is to be one that can be entered.
         pad_token: fills up the last record of those given out because they waited for too long.
         pad_last: pad the last record of the lane too, rather than leave it out.
         order: the datasets in an order that does not change where others come or go: that of their names.
@@ -226,6 +227,7 @@ class MixturePacker:
         rows_before: Callable[[int], Sequence[int]],
         tokens_per_row: Sequence[int],
         hold: int,
+        stretch: int,
         pad_token: int,
         pad_last: bool,
         order: Sequence[int],
@@ -239,14 +241,16 @@ class MixturePacker:
         self._order, self._counts = order, counts
         skips = dict(zip(order, start.skips or [0] * len(order), strict=True))
         self._stocks = [_Stock(WrapPacker(record_length, counts=counts), skips[d]) for d in range(len(tokens_per_row))]
+        self._stretch = stretch
         self._entry = Pointer(start.chunk, start.position, start.token, tuple(skips[d] for d in order))
-        self._begun = False  # whether the window has given a record
+        self._since = 0  # records given since there
         self._slot: tuple[int, int] | None = None
-        self._opens = window_first(start.window)  # rows before this chunk are only those still held
+        self._opens = start.token  # rows before this place are only those still held
         self._planned: tuple[int, list[int]] = -1, []  # of a chunk
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take documents; gives a job for the records whose turn has come."""
+        jobs: list[Job] = []
         order: list[int] = []
         slot = block.position // SLOT_ROWS
         edges = np.flatnonzero(np.diff(slot, prepend=slot[:1])).tolist() if len(slot) else []
@@ -254,9 +258,13 @@ class MixturePacker:
             here = block.chunk, int(slot[start])
             if here != self._slot:
                 order += self._give()
+                if self._since + len(order) >= self._stretch:
+                    jobs += self._jobs(order)
+                    order = []
+                    self._enter((block.chunk << 32) + here[1] * SLOT_ROWS)
             self._slot = here
             self._take(block, start, stop)
-        return self._jobs(order)
+        return jobs + self._jobs(order)
 
     def flush(self) -> list[Job]:
         """A window ends: give out what has waited for too long, and note where the next one can be entered."""
@@ -267,14 +275,11 @@ class MixturePacker:
         stale = first - self._span(first - 1, STALE * self._hold * self._length) << 32
         oldest = {d: key for d, stock in enumerate(self._stocks) if (key := stock.oldest(self._length)) is not None}
         jobs += self._give_all([d for d in self._order if oldest.get(d, stale) < stale], pad=True)
-        at = min((key for key in oldest.values() if key >= stale), default=first << 32)
-        skips = [self._stocks[d].used_since(at, self._length) for d in self._order]
-        self._entry = Pointer(at >> 32, at & 0xFFFFFFFF, 0, tuple(skips))
-        self._begun = False
+        self._enter(first << 32)
         return jobs
 
     def carry(self) -> Pointer | None:
-        """Where the window can be entered."""
+        """Where the window can be entered: `token` is the place before which rows are only those still held."""
         return self._entry
 
     def finish(self) -> list[Job]:
@@ -285,6 +290,13 @@ class MixturePacker:
             order.append(self._turns.choose(self._first + self.records + len(order), left, self._order))
             left[order[-1]] -= 1
         return self._jobs(self._gone(order)) + self._give_all(self._order, pad=self._pad_last)
+
+    def _enter(self, opens: int) -> None:
+        """The lane can be entered at the next record, which is made of what is held and rows from a place on."""
+        oldest = [key for stock in self._stocks if (key := stock.oldest(self._length)) is not None]
+        at = min(oldest, default=opens)
+        skips = [self._stocks[d].used_since(at, self._length) for d in self._order]
+        self._entry, self._since = Pointer(at >> 32, at & 0xFFFFFFFF, opens, tuple(skips)), 0
 
     def _take(self, block: TokenBlock, start: int, stop: int) -> None:
         """Documents `start:stop` of a block into the stocks of their datasets."""
@@ -309,7 +321,7 @@ class MixturePacker:
 
     def _give(self) -> list[int]:
         """The datasets whose records are given out at the end of a slot of rows, in order."""
-        if self._slot is None or self._slot[0] < self._opens:
+        if self._slot is None or (self._slot[0] << 32) + self._slot[1] * SLOT_ROWS < self._opens:
             return []
         first = self._first + self.records
         over = sum(stock.queued for stock in self._stocks) - self._hold
@@ -370,7 +382,7 @@ class MixturePacker:
             made += rest.absorb(self._stocks[d].packer)
         for job in [*made, *rest.finish()]:
             self.records += len(job.origins)
-            jobs.append(replace(job, origins=self._origins(len(job.origins))))
+            jobs.append(self._noted(job))
         self.tokens_left_out += rest.tokens_left_out
         return jobs
 
@@ -400,16 +412,17 @@ class MixturePacker:
         def run() -> RecordBlock:
             return RecordBlock.arrange([once.block().slice(low, high) for once, low, high in parts], numbers)
 
-        return [Job(run, len(order) * self._length * 4, self._origins(len(order)), fresh=False)]
+        return [self._noted(Job(run, len(order) * self._length * 4, np.empty((len(order), 3), dtype=np.int64)))]
 
-    def _origins(self, count: int) -> np.ndarray:
-        """The lane can be entered at the first record of a window and nowhere else."""
+    def _noted(self, job: Job) -> Job:
+        """The job, with the place at which the lane can be entered, if that is at its first record."""
+        count, entry = len(job.origins), self._entry
         origins = np.full((count, 3 + len(self._order)), -1, dtype=np.int64)
-        if not self._begun:
-            entry = self._entry
+        fresh = not self._since
+        if fresh:
             origins[0] = entry.chunk, entry.position, entry.token, *entry.skips
-            self._begun = True
-        return origins
+        self._since += count
+        return replace(job, origins=origins, fresh=fresh)
 
 
 def _weight(share: int, held: int, stock: int) -> int:
