@@ -4,17 +4,17 @@ import itertools
 import json
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_data import Doubled
-from support import step_digests
+from support import few, step_digests
 
 from zephon import CheckpointError, Pipeline, PipelineError, RecipeError
 from zephon.io import Dataset
 from zephon.topology import divisors
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
-few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SETTINGS = few(12)
 
 
 def dataset(name, rows):
@@ -98,7 +98,7 @@ def run(pipelines, steps, shape):
     return digests, [json.loads(json.dumps(p.checkpoint())) for p in pipelines]
 
 
-@few
+@SETTINGS
 @given(takeovers(), shapes(), st.data())
 def test_a_run_taken_over_does_not_depend_on_topology_and_resumes_anywhere(tiny_tokenizer, chain, shape, data):
     steps = [data.draw(st.integers(0, 6)) for _ in chain]
@@ -130,7 +130,7 @@ def test_a_run_taken_over_does_not_depend_on_topology_and_resumes_anywhere(tiny_
     assert alone == spread
 
 
-@few
+@SETTINGS
 @given(takeovers(), shapes(), st.data())
 def test_sources_that_stay_lose_no_row_and_repeat_none(tiny_tokenizer, chain, shape, data):
     """With wrap every token of a lane comes out in order of the curriculum, so rows can be counted from the curriculum:

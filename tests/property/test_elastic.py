@@ -5,9 +5,9 @@ import json
 import random
 
 import numpy as np
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import step_digests
+from support import few, step_digests
 
 from zephon import Pipeline, merge_checkpoints
 from zephon.io import Dataset, DecodeCache
@@ -15,7 +15,7 @@ from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource, TokenEstimation
 
 # Building pipelines costs some tens of milliseconds each, so there are fewer examples than usual.
-few = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SETTINGS = few(12)
 
 texts = st.one_of(
     st.text(alphabet="ab c\n!é木", max_size=60),
@@ -120,7 +120,7 @@ def build_all(source, shape, tokenizer, groups, microbatch=1, **options):
     ]
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_batches_do_not_depend_on_runner_workers_look_ahead_or_cache(tiny_tokenizer, source, shape, data):
     wanted = step_digests([build(source, shape, tiny_tokenizer)], 4, shape["global_batch"])
@@ -136,7 +136,7 @@ def test_batches_do_not_depend_on_runner_workers_look_ahead_or_cache(tiny_tokeni
     other.close()
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_global_batches_do_not_depend_on_dp_degree_or_microbatch_size(tiny_tokenizer, source, shape, data):
     wanted = step_digests([build(source, shape, tiny_tokenizer)], 3, shape["global_batch"])
@@ -148,7 +148,7 @@ def test_global_batches_do_not_depend_on_dp_degree_or_microbatch_size(tiny_token
     )
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_a_run_resumed_again_and_again_on_other_topologies_goes_on_as_if_never_stopped(
     tiny_tokenizer, source, shape, data
@@ -174,7 +174,7 @@ def test_a_run_resumed_again_and_again_on_other_topologies_goes_on_as_if_never_s
     assert got == wanted
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_a_state_taken_inside_a_step_goes_on_exactly_on_the_same_topology(tiny_tokenizer, source, shape, data):
     groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
@@ -194,7 +194,7 @@ def test_a_state_taken_inside_a_step_goes_on_exactly_on_the_same_topology(tiny_t
         assert a.digests == b.digests and a.sequence_numbers.tolist() == b.sequence_numbers.tolist()
 
 
-@settings(few, max_examples=12)
+@few(8)
 @given(sources(repeat=False), shapes(drop=False), st.data())
 def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_tokenizer, source, shape, data):
     """Groups are stepped in lockstep, as ranks of a job are; the flag is combined by hand."""

@@ -6,9 +6,9 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import step_digests
+from support import few, step_digests
 
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
@@ -16,7 +16,7 @@ from zephon.ops import Turns
 from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource
 
-few = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SETTINGS = few(12)
 
 
 @st.composite
@@ -25,7 +25,7 @@ def sources(draw, *, repeat=True):
     chance = random.Random(draw(st.integers(0, 99)))
     datasets, count = [], draw(st.integers(1, 4))
     for d in range(count):
-        longest = draw(st.sampled_from([3, 30, 900]))
+        longest = draw(st.sampled_from([3, 30, 300]))
         rows = [f"d{d} {i} " + "word " * chance.randrange(longest) for i in range(draw(st.integers(1, 600)))]
         datasets.append(Dataset.from_dict(f"d{d}", {"text": [*rows, None, " "]}))
     return StaticMixtureWorkSource(
@@ -66,7 +66,7 @@ def build(source, shape, tokenizer, *, groups=1, group=0, runner="inline", drop_
     return pipeline.batch(1, drop_last=drop_last)
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_a_run_is_the_same_on_any_topology_and_runner_and_after_any_resume(tiny_tokenizer, source, shape, data):
     steps = [data.draw(st.integers(1, 5)) for _ in range(3)]
@@ -89,7 +89,7 @@ def test_a_run_is_the_same_on_any_topology_and_runner_and_after_any_resume(tiny_
     assert got == wanted
 
 
-@few
+@SETTINGS
 @given(sources(repeat=False), shapes())
 def test_a_finite_run_uses_every_token_once_in_records_of_one_dataset_but_for_those_that_waited_for_too_long(
     tiny_tokenizer, source, shape

@@ -8,9 +8,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import step_digests
+from support import few, step_digests
 
 from zephon import DataError, Pipeline, merge_checkpoints
 from zephon.faults import read_report
@@ -19,9 +19,7 @@ from zephon.io.damage import FAULT, split_damaged
 from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource
 
-few = settings(
-    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-)
+SETTINGS = few(8, deadline=None)
 ROWS = 60  # per shard
 GROUP = 12
 SHARDS = 3
@@ -154,7 +152,7 @@ def build(folder, corpus, tokenizer, *, groups=1, group=0, runner="inline", repe
     )
 
 
-@few
+@SETTINGS
 @given(corpora())
 def test_all_sound_rows_come_and_the_report_tells_the_others(tiny_tokenizer, tmp_path_factory, corpus):
     folder, report = tmp_path_factory.mktemp("data"), tmp_path_factory.mktemp("report")
@@ -177,7 +175,7 @@ def test_all_sound_rows_come_and_the_report_tells_the_others(tiny_tokenizer, tmp
     assert pipeline.mixture()["web"].failed == sum(len(lost[s]) for s in range(SHARDS) if s not in whole)
 
 
-@few
+@SETTINGS
 @given(corpora(), st.data())
 def test_batches_do_not_depend_on_topology_and_resumes(tiny_tokenizer, tmp_path_factory, corpus, data):
     folder = tmp_path_factory.mktemp("data")
@@ -213,7 +211,7 @@ def test_batches_do_not_depend_on_topology_and_resumes(tiny_tokenizer, tmp_path_
     assert got == wanted
 
 
-@few
+@SETTINGS
 @given(corpora(), st.integers(0, 6))
 def test_a_run_can_be_entered_at_any_step(tiny_tokenizer, tmp_path_factory, corpus, step):
     folder = tmp_path_factory.mktemp("data")
@@ -223,7 +221,7 @@ def test_a_run_can_be_entered_at_any_step(tiny_tokenizer, tmp_path_factory, corp
     assert step_digests([build(folder, corpus, tiny_tokenizer).seek(step=step)], 2, batch) == wanted[step:]
 
 
-@few
+@SETTINGS
 @given(corpora())
 def test_a_budget_that_is_too_small_stops_every_topology_with_the_same_verdict(
     tiny_tokenizer, tmp_path_factory, corpus

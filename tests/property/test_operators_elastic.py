@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chat_data import CHATML, write_chat_tokenizer
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from operator_data import (
     Doubled,
@@ -20,7 +20,7 @@ from operator_data import (
     two_of_each,
     valued,
 )
-from support import step_digests
+from support import few, step_digests
 
 from zephon import Pipeline, merge_checkpoints
 from zephon.io import Dataset
@@ -29,7 +29,7 @@ from zephon.ops.rows import Rows
 from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource
 
-few = settings(max_examples=16, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SETTINGS = few(12)
 
 
 @pytest.fixture(scope="session")
@@ -160,7 +160,7 @@ def build(source, shape, tokenizer, *, groups=1, group=0, microbatch=1, runner="
     return pipeline.options(**options).batch(microbatch)
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_batches_do_not_depend_on_topology_runner_or_the_size_of_blocks(chat_tokenizer, source, shape, data):
     batch = shape["global_batch"]
@@ -187,7 +187,7 @@ def test_batches_do_not_depend_on_topology_runner_or_the_size_of_blocks(chat_tok
         pipeline.close()
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.data())
 def test_a_run_resumed_again_and_again_goes_on_as_if_never_stopped(chat_tokenizer, source, shape, data):
     batch = shape["global_batch"]
@@ -210,7 +210,7 @@ def test_a_run_resumed_again_and_again_goes_on_as_if_never_stopped(chat_tokenize
     assert got == wanted
 
 
-@few
+@SETTINGS
 @given(sources(), shapes(), st.integers(0, 6))
 def test_a_run_can_be_entered_at_any_step_without_a_state(chat_tokenizer, tmp_path_factory, source, shape, step):
     batch = shape["global_batch"]

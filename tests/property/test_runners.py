@@ -2,7 +2,7 @@
 
 import json
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given
 from hypothesis import strategies as st
 from operator_data import (
     Doubled,
@@ -16,6 +16,7 @@ from operator_data import (
     two_of_each,
 )
 from process_data import keeps_number
+from support import few
 
 from zephon import Pipeline, merge_checkpoints
 from zephon.io import Dataset
@@ -24,11 +25,7 @@ from zephon.topology import divisors
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 # Each example starts some processes.
-few = settings(
-    max_examples=6,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    phases=[Phase.explicit, Phase.reuse, Phase.generate],
-)
+SETTINGS = few(5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 ROWS = {
     "expression": lambda p, runner: p.filter("number != 5"),
@@ -132,7 +129,7 @@ def records(pipeline, count):
     return made
 
 
-@few
+@SETTINGS
 @given(runs(), places(), places(), st.data())
 def test_no_choice_of_runner_changes_a_batch_a_state_or_the_ledger(
     tiny_tokenizer, tmp_path_factory, run, one, other, data
@@ -168,7 +165,7 @@ def test_no_choice_of_runner_changes_a_batch_a_state_or_the_ledger(
     assert [len(read_ledger(folder).sequence) for folder in (here, there)] == [first + more] * 2
 
 
-@few
+@SETTINGS
 @given(runs(), places(), st.integers(0, 6))
 def test_a_run_in_processes_can_be_entered_at_any_step(tiny_tokenizer, tmp_path_factory, run, place, step):
     index = tmp_path_factory.mktemp("index")
@@ -180,7 +177,7 @@ def test_a_run_in_processes_can_be_entered_at_any_step(tiny_tokenizer, tmp_path_
     pipeline.close()
 
 
-@few
+@SETTINGS
 @given(runs(), places())
 def test_accounts_at_the_end_of_the_data_are_the_same(tiny_tokenizer, run, place):
     names = [dataset.name for dataset in run["source"].datasets]

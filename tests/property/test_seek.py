@@ -1,9 +1,9 @@
 """Entering a run anywhere, leaving out steps of it, and the account of what was consumed."""
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support import step_digests
+from support import few, step_digests
 
 from zephon import CheckpointError, DataError, Pipeline, PipelineError
 from zephon.io import Dataset
@@ -11,7 +11,7 @@ from zephon.ledger import compare, read_ledger
 from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource
 
-few = settings(max_examples=10, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+SETTINGS = few(8)
 WORDS = [f"document {i} " + "has some words in it " * (i % 7) for i in range(150)]
 LANES, BATCH = 4, 8
 
@@ -25,7 +25,7 @@ def build(tokenizer, *, groups=1, group=0, seed=0, repeat=True, **options):
     return pipeline.tokenize(tokenizer).pack_flat(19).shuffle(40, seed=2).batch(2)
 
 
-@few
+@SETTINGS
 @given(st.integers(1, 30), st.sampled_from(divisors(LANES)), st.booleans())
 def test_seeking_gives_what_streaming_there_gives_with_and_without_an_index(
     tmp_path_factory, tiny_tokenizer, step, groups, use
@@ -87,7 +87,7 @@ def test_places_that_do_not_exist_are_refused(tiny_tokenizer, arguments, text):
     assert type(caught.value).__module__ == "zephon.errors"
 
 
-@few
+@SETTINGS
 @given(st.integers(0, 6), st.integers(1, 4), st.integers(0, 6), st.data())
 def test_steps_left_out_keep_their_numbers_and_stay_out_after_a_resume(tiny_tokenizer, first, count, before, data):
     whole = step_digests([build(tiny_tokenizer)], 16, BATCH)
