@@ -1,12 +1,10 @@
 """Small data and stand-ins that several test files build on."""
 
-import os
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-from hypothesis import HealthCheck, settings
 
 from zephon.batch import combine_digests
 from zephon.records import TokenBlock
@@ -34,12 +32,6 @@ def train_tiny_tokenizer(folder: Path, *, bos: str | None = "<|bos|>", eos: str 
         (folder / "tokenizer_config.json").unlink()
         return folder
     return train_tokenizer([text], folder, 400, bos_token=bos, eos_token=eos)
-
-
-def few(count: int, **more) -> settings:
-    """Settings of properties whose examples are whole runs: `count` of them, times the environment's TEST_DEPTH."""
-    checks = [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
-    return settings(max_examples=count * int(os.environ.get("TEST_DEPTH", "1")), suppress_health_check=checks, **more)
 
 
 def step_digests(pipelines, steps: int, global_batch: int) -> list[bytes]:

@@ -4,10 +4,11 @@ import itertools
 import json
 
 import pytest
+from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_data import Doubled
-from support import few, step_digests
+from support import step_digests
 
 from zephon import CheckpointError, Pipeline, PipelineError, RecipeError
 from zephon.io import Dataset

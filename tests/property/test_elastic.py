@@ -5,9 +5,10 @@ import json
 import random
 
 import numpy as np
+from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support import few, step_digests
+from support import step_digests
 
 from zephon import Pipeline, merge_checkpoints
 from zephon.io import Dataset, DecodeCache

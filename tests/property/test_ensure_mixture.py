@@ -6,15 +6,16 @@ import random
 
 import numpy as np
 import pytest
+from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support import few, step_digests
+from support import step_digests
 
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops import Turns
 from zephon.topology import divisors
-from zephon.work import StaticMixtureWorkSource
+from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 SETTINGS = few(12)
 
@@ -166,6 +167,51 @@ def test_a_resume_goes_no_further_back_than_the_stock_though_a_dataset_fills_a_r
     assert seen > 5 and max(window for window, *_ in state["lanes"].values()) > 20
     again = fresh().restore(json.loads(json.dumps(state)))
     assert next(iter(again)).digests == next(gone).digests
+
+
+def shares_by_part(pipeline, part, parts):
+    """Shares of the first dataset in `parts` stretches of `part` tokens each."""
+    counts = np.array([batch.tokens_by_dataset() for batch in itertools.islice(pipeline, part * parts // 6400)])
+    pipeline.close()
+    sums = counts.reshape(parts, -1, 2).sum(axis=1)
+    return sums[:, 0] / sums.sum(axis=1)
+
+
+def even_rows():
+    """Two datasets of token ids, one with rows ten times as long."""
+    lengths = {"long": 500, "short": 50}
+    return [Dataset.from_dict(name, {"input_ids": [[7] * n] * 400}) for name, n in lengths.items()]
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize("chunk_size", [64, 4096])
+def test_a_schedule_is_followed_without_lead_or_lag(lanes, chunk_size):
+    stages = [Stage({"long": 9, "short": 1}), Stage({"long": 1, "short": 9}, start_tokens=640_000)]
+    source = ScheduledMixtureWorkSource(even_rows(), schedule=stages, chunk_size=chunk_size)
+    pipeline = Pipeline(source).options(canonical_replicas=lanes, runner="inline").pretokenized()
+    shares = shares_by_part(pipeline.ensure_mixture(1000).pack_flat(99).batch(64), 64_000, 20)
+    assert np.abs(shares - np.repeat([0.9, 0.1], 10)).max() < 0.02
+
+
+@pytest.mark.parametrize("chunk_size", [64, 4096])
+def test_a_mixture_that_takes_over_begins_when_the_stock_is_used_up(chunk_size):
+    def build(source):
+        pipeline = Pipeline(source).options(canonical_replicas=4, runner="inline").pretokenized()
+        return pipeline.ensure_mixture(1000).pack_flat(99).shuffle(40).batch(64)
+
+    def source_of(share, **more):
+        mixture = {"long": share, "short": 1 - share}
+        return StaticMixtureWorkSource(even_rows(), mixture=mixture, chunk_size=chunk_size, **more)
+
+    first = source_of(0.9)
+    before = build(first)
+    for _ in itertools.islice(before, 50):
+        pass
+    state = before.checkpoint()
+    before.close()
+    shares = shares_by_part(build(source_of(0.1, continues=first)).restore(state), 32_000, 20)
+    # A stock of 100,000 tokens, and up to 256 records of each lane until it can be entered.
+    assert np.abs(shares[:3] - 0.9).max() < 0.02 and np.abs(shares[7:] - 0.1).max() < 0.02
 
 
 def test_bins_cannot_be_combined_with_it(tiny_tokenizer):

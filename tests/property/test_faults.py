@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from examples import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support import few, step_digests
+from support import step_digests
 
 from zephon import DataError, Pipeline, merge_checkpoints
 from zephon.faults import read_report

@@ -6,6 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from chat_data import CHATML, write_chat_tokenizer
+from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 from operator_data import (
@@ -20,7 +21,7 @@ from operator_data import (
     two_of_each,
     valued,
 )
-from support import few, step_digests
+from support import step_digests
 
 from zephon import Pipeline, merge_checkpoints
 from zephon.io import Dataset

@@ -2,6 +2,7 @@
 
 import json
 
+from examples import few
 from hypothesis import Phase, given
 from hypothesis import strategies as st
 from operator_data import (
@@ -16,7 +17,6 @@ from operator_data import (
     two_of_each,
 )
 from process_data import keeps_number
-from support import few
 
 from zephon import Pipeline, merge_checkpoints
 from zephon.io import Dataset

@@ -1,9 +1,10 @@
 """Entering a run anywhere, leaving out steps of it, and the account of what was consumed."""
 
 import pytest
+from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
-from support import few, step_digests
+from support import step_digests
 
 from zephon import CheckpointError, DataError, Pipeline, PipelineError
 from zephon.io import Dataset

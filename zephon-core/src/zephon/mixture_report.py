@@ -17,10 +17,11 @@ class Mixture:
     """What one dataset was to give and has given, in this process since its stream was last begun.
 
     Attributes:
-        target: wanted share of tokens; under a schedule, of those made so far.
-        achieved: share of the tokens made so far; 0 before the first.
+        target: wanted share of tokens; under a schedule, of those handed out so far.
+        achieved: share of the tokens handed out so far; 0 before the first.
+        given: tokens handed out.
         tokens: tokens made, those ahead of the consumer included.
-        rows: rows read.
+        rows: rows read, those ahead included.
         skipped: rows that were null, empty or only white space.
         dropped: rows that operators left out on purpose, such as a filter.
         failed: rows left out because they could not be used, see `options(on_error="skip")`.
@@ -30,6 +31,7 @@ class Mixture:
 
     target: float
     achieved: float
+    given: int
     tokens: int
     rows: int
     skipped: int
@@ -39,15 +41,16 @@ class Mixture:
     window_tokens: int = 0
 
 
-def mixture_of(compiled: Compiled, totals: Totals, begun: int) -> dict[str, Mixture]:
+def mixture_of(compiled: Compiled, totals: Totals, given: np.ndarray, begun: int) -> dict[str, Mixture]:
     """Targets and what was achieved by dataset name.
 
     Args:
         compiled: the pipeline.
         totals: counts of this group.
+        given: int64[n_datasets], tokens that it has handed out.
         begun: records of this group that were used before.
     """
-    made = int(totals.tokens.sum())
+    made = int(given.sum())
     # A group has its share of every round, so what all groups have had is so many times as much.
     start = begun * compiled.topology.dp_degree * compiled.operators.pack.record_length
     end = start + made * compiled.topology.dp_degree
@@ -56,13 +59,13 @@ def mixture_of(compiled: Compiled, totals: Totals, begun: int) -> dict[str, Mixt
     whole = int(window.sum())
     mixture = {}
     for d, name in enumerate(compiled.plan.dataset_names):
-        tokens = int(totals.tokens[d])
-        achieved = tokens / made if made else 0.0
+        achieved = int(given[d]) / made if made else 0.0
         last = int(window[d])
         mixture[name] = Mixture(
             target=shares[name],
             achieved=achieved,
-            tokens=tokens,
+            given=int(given[d]),
+            tokens=int(totals.tokens[d]),
             rows=int(totals.rows[d]),
             skipped=int(totals.skipped[d]),
             dropped=int(totals.dropped[d]),

@@ -134,8 +134,7 @@ class Pipeline:
         self._stream: BatchStream | None = None
         self._position: tuple[dict[int, LaneStart], int] | None = None
         self._skipped: tuple[tuple[int, int], ...] = ()
-        self._totals: Totals | None = None
-        self._begun = 0  # records of this group used before those that the totals are of
+        self._account: tuple[Totals, np.ndarray, int] | None = None  # of the last stream; as for mixture_of
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._ended = False  # closed at the end of the data
         self._left_over: LeftOver | None = None
@@ -448,14 +447,14 @@ class Pipeline:
         Under a schedule the target is the mean over the planned tokens of the run that lie there.
         """
         compiled = self._compile()
-        totals, begun = (self._stream.totals, self._stream.begun) if self._stream else (self._totals, self._begun)
-        return mixture_of(compiled, totals or Totals(len(compiled.datasets)), begun)
+        count = len(compiled.datasets)
+        return mixture_of(compiled, *(self._counts() or (Totals(count), np.zeros(count, dtype=np.int64), 0)))
 
     def packing(self) -> Packing:
         """How full records are, and what became of long documents, since the stream was last begun in this process."""
         compiled = self._compile()
-        totals = self._stream.totals if self._stream else self._totals
-        counts = totals.packing if totals else PackCounts()
+        account = self._counts()
+        counts = account[0].packing if account else PackCounts()
         return Packing(
             records=counts.records,
             slots=counts.records * compiled.operators.pack.record_length,
@@ -640,8 +639,7 @@ class Pipeline:
         """End the threads of the stream; iterating again goes on where it stopped, or starts over after the end."""
         if self._stream:
             self._position, self._ended, self._left_over = self._place(), self._stream.finished, self.left_over
-            self._totals, self._agreed = self._stream.totals, self._stream.agreed
-            self._begun = self._stream.begun
+            self._account, self._agreed = self._counts(), self._stream.agreed
             self._stream.close()
             self._stream = None
 
@@ -695,6 +693,11 @@ class Pipeline:
             starts, cursor = self._place()
             self._stream = BatchStream(compiled, starts, cursor, self._skipped, self._agreed)
         return self._stream
+
+    def _counts(self) -> tuple[Totals, np.ndarray, int] | None:
+        """What the stream has counted, or the last one did."""
+        stream = self._stream
+        return (stream.totals, stream.given, stream.begun) if stream else self._account
 
     def _with(self, operator: Any) -> Pipeline:
         new = self._derive()

@@ -55,6 +55,8 @@ class BatchStream:
         """Records of this group handed out or left out on purpose since the start of the run."""
         self.begun = cursor
         """The cursor at which this stream began."""
+        self.given = np.zeros(len(compiled.plan.dataset_names), dtype=np.int64)
+        """Tokens handed out, by dataset."""
         self.finished = False
         self.failed = False
         self.process = os.getpid()
@@ -110,10 +112,11 @@ class BatchStream:
             self.close()
             raise StopIteration
         self.cursor = self._reached
+        self.given += batch.tokens_by_dataset()
         if self.totals.windows_ended >= self._log_at:
             # Once all lanes have ended another window, about.
             self._log_at += self._compiled.topology.width
-            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.totals, self.begun)))
+            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.totals, self.given, self.begun)))
         return batch
 
     @property

@@ -26,6 +26,7 @@ from ..ops import (
     Shuffle,
     Shuffler,
     StatefulStage,
+    TokenPlan,
     Turns,
     WrapPacker,
 )
@@ -217,8 +218,12 @@ class Plan:
                 turns=Turns(lane, self.topology.lanes),
                 start=start,
                 window_first=self.window_first,
-                rows_before=partial(self.curriculum.rows_before, lane),
-                tokens_per_row=self.tokens_per_row,
+                plan=TokenPlan(
+                    partial(self.curriculum.due_through, lane),
+                    partial(self.curriculum.cut_at, lane),
+                    self.tokens_per_row,
+                ),
+                through_windows=self.stateful is not None,
                 hold=self.mixture.per_lane(self.topology.lanes, pack.record_length),
                 stretch=max(_LEAST_STRETCH, 4 * self._buffer_size),
                 pad_token=self.pad_token,

@@ -27,16 +27,17 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
         used = plan.topology.rounds_of_lane(cursor, number)
         lane.told_records = used - start.records_before
-        # With ensure_mixture, turns go by the plan of whole chunks, so the lane is cut where a window begins.
-        while not (ends := [each for each in lane.starts if _is_end(each, used, plan)]) and not lane.ended:
+        while lane.starts[-1].records_before < used and not lane.ended:
             lane.advance(wait=True)
             if lane.ready:
                 lane.take(lane.ready)
-        found = next(iter(ends), None)
+        found = next((each for each in lane.starts if each.records_before >= used), None)
         if found is None:  # the lane ends before it can be entered again
             chunks = plan.curriculum.chunks_of(number)
             assert chunks is not None
             cuts[number] = chunks, 0
+        elif plan.mixture:  # which holds rows from before, but knows up to where it has taken them
+            cuts[number] = found.token >> 32, found.token & 0xFFFFFFFF
         elif found.window and not found.buffer:
             # A window begins: all rows before it have been packed, except for what it is handed over.
             last = plan.window_first(found.window) - 1
@@ -47,7 +48,3 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
             cuts[number] = found.chunk, found.position + (found.token > 0)
     runner.close()
     return cuts
-
-
-def _is_end(start: LaneStart, used: int, plan: Plan) -> bool:
-    return start.records_before >= used and not (plan.mixture and start.buffer)

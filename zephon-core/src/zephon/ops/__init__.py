@@ -7,7 +7,7 @@ from .chat import TokenizeChat
 from .checks import Finding, check_operators
 from .documents import DocumentWorker, Emitted, Encoder
 from .expression import Expression
-from .mixture import EnsureMixture, MixturePacker, Turns
+from .mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
 from .needs import Needs, columns_needed
 from .pack import PackFlat, PackSequences, WrapPacker
 from .pretokenized import Pretokenized
@@ -62,6 +62,7 @@ __all__ = [
     "StatefulStage",
     "StatefulTransform",
     "TextTemplate",
+    "TokenPlan",
     "Tokenize",
     "TokenizeChat",
     "Turns",

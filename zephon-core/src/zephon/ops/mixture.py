@@ -11,11 +11,12 @@ its part of 0 .. 1, which is as wide as its planned share of tokens. All lanes g
 each other to a few records, without knowing of each other.
 
 What documents bring more or less than planned is held: each lane has a stock of records, and gives one out for every
-one that comes in. As long as a dataset's part of the stock neither is used up nor crowds out the others, its share
-stays as planned; only beyond that it is given out more or less often, gently. So a lane's surplus is spread over
-a long stretch, and the stock goes on over the ends of windows, where a lane can be entered: what is held there is the
-last so many tokens of each dataset, so the lane begins at the oldest of them and leaves out as many tokens of each
-dataset as earlier records have used.
+one that comes in. By plan the stock is what came last, so the share of a dataset is that which was planned just before
+it: a schedule is followed as it stands. As long as a dataset's part of the stock neither is used up nor crowds out the
+others, its share stays as planned; only beyond that it is given out more or less often, gently. So a lane's surplus is
+spread over a long stretch, and the stock goes on over the ends of windows, where a lane can be entered: what is held
+there is the last so many tokens of each dataset, so the lane begins at the oldest of them and leaves out as many tokens
+of each dataset as earlier records have used.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from ..state import LaneStart
 from .base import Job, PackCounts
 from .pack import WrapPacker
 
-__all__ = ["EnsureMixture", "MixturePacker", "Turns"]
+__all__ = ["EnsureMixture", "MixturePacker", "TokenPlan", "Turns"]
 
 SLOT_ROWS = 256
 """Rows after which records are given out: it must not show where blocks are cut."""
@@ -45,10 +46,11 @@ SLOT_ROWS = 256
 _ONE = 1 << 64
 _STOCK_TOKENS = 1 << 25
 _LEAST_TOKENS = 1 << 18
-STALE = 4
+STALE = 8
 """Tokens that have waited while so many times the stock came in are given out at the end of the window: a dataset that
 fills a record in a long time must not make a resume go far back."""
 _UNIT = 1 << 32
+_COURSES = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +209,8 @@ class MixturePacker:
         turns: whose turn it is.
         start: where the lane begins.
         window_first: the first chunk of a window.
-        rows_before: rows of each dataset that the lane has taken before a chunk.
-        tokens_per_row: for each dataset, in units of 2**-16.
+        plan: the tokens that the lane is to have.
+        through_windows: rows are counted from the first chunk of a window to its end, not in each of its chunks.
         hold: records in stock.
         stretch: records after which the lane is to be one that can be entered.
         pad_token: fills up the last record of those given out because they waited for too long.
@@ -224,8 +226,8 @@ class MixturePacker:
         turns: Turns,
         start: LaneStart,
         window_first: Callable[[int], int],
-        rows_before: Callable[[int], Sequence[int]],
-        tokens_per_row: Sequence[int],
+        plan: TokenPlan,
+        through_windows: bool,
         hold: int,
         stretch: int,
         pad_token: int,
@@ -236,17 +238,17 @@ class MixturePacker:
         self.records = 0
         self.tokens_left_out = 0
         self._length, self._turns, self._first = record_length, turns, start.records_before
-        self._window, self._window_first, self._rows_before = start.window, window_first, rows_before
-        self._per_row, self._hold, self._pad_token, self._pad_last = tokens_per_row, hold, pad_token, pad_last
+        self._window, self._window_first = start.window, window_first
+        self._hold, self._pad_token, self._pad_last = hold, pad_token, pad_last
+        self._plan, self._through_windows = plan, through_windows
         self._order, self._counts = order, counts
         skips = dict(zip(order, start.skips or [0] * len(order), strict=True))
-        self._stocks = [_Stock(WrapPacker(record_length, counts=counts), skips[d]) for d in range(len(tokens_per_row))]
+        self._stocks = [_Stock(WrapPacker(record_length, counts=counts), skips[d]) for d in range(len(order))]
         self._stretch = stretch
         self._entry = Pointer(start.chunk, start.position, start.token, tuple(skips[d] for d in order))
         self._since = 0  # records given since there
         self._slot: tuple[int, int] | None = None
         self._opens = start.token  # rows before this place are only those still held
-        self._planned: tuple[int, list[int]] = -1, []  # of a chunk
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take documents; gives a job for the records whose turn has come."""
@@ -272,7 +274,8 @@ class MixturePacker:
         self._slot = None
         self._window += 1
         first = self._window_first(self._window)
-        stale = first - self._span(first - 1, STALE * self._hold * self._length) << 32
+        before = sum(self._plan.until(first, 0)) - STALE * self._hold * self._length
+        stale = self._plan.at(before, first)[0] << 32
         oldest = {d: key for d, stock in enumerate(self._stocks) if (key := stock.oldest(self._length)) is not None}
         jobs += self._give_all([d for d in self._order if oldest.get(d, stale) < stale], pad=True)
         self._enter(first << 32)
@@ -323,17 +326,29 @@ class MixturePacker:
         """The datasets whose records are given out at the end of a slot of rows, in order."""
         if self._slot is None or (self._slot[0] << 32) + self._slot[1] * SLOT_ROWS < self._opens:
             return []
-        first = self._first + self.records
         over = sum(stock.queued for stock in self._stocks) - self._hold
         if over <= 0:
             return []
-        planned = self._shares(self._slot[0])
+        chunk, row = self._slot[0], (self._slot[1] + 1) * SLOT_ROWS
+        if self._through_windows:
+            end = self._window_first(self._window + 1)
+            while chunk + 1 < end and row > (rows := self._plan.rows(chunk)):
+                chunk, row = chunk + 1, row - rows
+        now = self._plan.until(chunk, row)
         pending = [stock.pending(self._length) for stock in self._stocks]
         queued = [stock.queued for stock in self._stocks]
+        stock = self._hold * self._length
         order: list[int] = []
-        for number in range(first, first + over):
+        # By plan, what is in stock came last; so the record to be given is of the tokens before.
+        place = sum(now) - sum(pending)
+        _, shares, begin, until, before = self._plan.at(place, chunk)
+        for number in range(self._first + self.records, self._first + self.records + over):
+            if place >= until:
+                _, shares, begin, until, before = self._plan.at(place, chunk)
+            into = place - begin
             weights = [
-                _weight(share, held, self._hold * self._length) for share, held in zip(planned, pending, strict=True)
+                _weight(share, held, max(0, last - done - (share * into >> 32)), stock)
+                for share, held, last, done in zip(shares, pending, now, before, strict=True)
             ]
             d = self._turns.choose(number, weights if any(weights) else queued, self._order)
             if not queued[d]:
@@ -342,29 +357,8 @@ class MixturePacker:
             order.append(d)
             queued[d] -= 1
             pending[d] -= self._length
+            place += self._length
         return self._gone(order)
-
-    def _shares(self, chunk: int) -> list[int]:
-        """The datasets' shares of the planned tokens, in units of 2**-32, of what fills the stock by the end of a
-        chunk."""
-        if self._planned[0] != chunk:
-            span = self._span(chunk, self._hold * self._length)
-            tokens = self._tokens(chunk + 1 - span, chunk + 1)
-            whole = max(1, sum(tokens))
-            self._planned = chunk, [(count << 32) // whole for count in tokens]
-        return self._planned[1]
-
-    def _span(self, chunk: int, tokens: int) -> int:
-        """How many chunks up to this one, a power of two or all, bring at least so many tokens by plan."""
-        span = 1
-        while span <= chunk and sum(self._tokens(chunk + 1 - span, chunk + 1)) < tokens:
-            span *= 2
-        return min(span, chunk + 1)
-
-    def _tokens(self, low: int, high: int) -> list[int]:
-        """Planned tokens of each dataset in chunks `low:high`."""
-        before, after = self._rows_before(low), self._rows_before(high)
-        return [(b - a) * ratio >> 16 for a, b, ratio in zip(before, after, self._per_row, strict=True)]
 
     def _gone(self, order: list[int]) -> list[int]:
         """Count records as given out."""
@@ -425,20 +419,111 @@ class MixturePacker:
         return replace(job, origins=origins, fresh=fresh)
 
 
-def _weight(share: int, held: int, stock: int) -> int:
+class TokenPlan:
+    """The tokens that a lane is to have by plan, at any place of it: whole numbers, by dataset.
+
+    Args:
+        due_through: rows of each dataset that are due to the lane in the course of a chunk.
+        cut_at: rows of a chunk after which the run was taken over by another, which goes on with the next chunk.
+        tokens_per_row: for each dataset, in units of 2**-16.
+    """
+
+    def __init__(
+        self,
+        due_through: Callable[[int], list[list[int]]],
+        cut_at: Callable[[int], int | None],
+        tokens_per_row: Sequence[int],
+    ) -> None:
+        self._due_through, self._cut_at, self._per_row = due_through, cut_at, tokens_per_row
+        self._known: dict[int, _Course] = {}
+        self._near = 0  # a chunk to begin looking at
+
+    def rows(self, chunk: int) -> int:
+        """Rows of a chunk, about."""
+        rows = self._course(chunk).rows
+        return rows[-1] - rows[0] >> 16
+
+    def until(self, chunk: int, row: int) -> list[int]:
+        """Tokens up to `row` rows into a chunk."""
+        course = self._course(chunk)
+        return course.tokens_by(course.rows, course.rows[0] + (row << 16))
+
+    def at(self, tokens: int, last: int) -> tuple[int, list[int], int, int, list[int]]:
+        """Where so many tokens have been had, in a chunk up to the last one: the chunk, the datasets' shares of what
+        follows (in units of 2**-32), and the stretch of which these are the shares: the tokens at its begin, at its
+        end, and by dataset at its begin."""
+        index = min(self._near, last)
+        while index and self._course(index).sums[0] > tokens:
+            index -= 1
+        while index < last and self._course(index).end <= tokens:
+            index += 1
+        self._near = index
+        course = self._course(index)
+        part = max(0, min(bisect_right(course.sums, tokens), len(course.sums) - 1) - 1)
+        low, high = course.tokens[part], course.tokens[part + 1]
+        begin, end = course.sums[part], course.sums[part + 1]
+        shares = [(b - a << 32) // max(1, end - begin) for a, b in zip(low, high, strict=True)]
+        until = max(tokens + 1, min(end, course.end))
+        return index, shares, begin, until, low
+
+    def _course(self, chunk: int) -> _Course:
+        course = self._known.get(chunk)
+        if course is None:
+            if len(self._known) >= _COURSES:
+                self._known.clear()
+            due = self._due_through(chunk)
+            tokens = [[rows * ratio >> 32 for rows, ratio in zip(at, self._per_row, strict=True)] for at in due]
+            course = _Course([sum(at) for at in due], tokens, [sum(at) for at in tokens])
+            if (rows := self._cut_at(chunk)) is not None:
+                course.end = sum(course.tokens_by(course.rows, course.rows[0] + (rows << 16)))
+            self._known[chunk] = course
+        return course
+
+
+@dataclass(slots=True)
+class _Course:
+    """What is due in the course of a chunk, at some times of it, from its begin to its end.
+
+    Attributes:
+        rows: all rows, in units of 2**-16.
+        tokens: [n_times][n_datasets].
+        sums: of the tokens at each time.
+        end: of the tokens up to the end, or to where the run was taken over.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    sums: list[int]
+    end: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.end = self.sums[-1]
+
+    def tokens_by(self, axis: list[int], place: int) -> list[int]:
+        """Tokens at the time at which `axis` comes to `place`, by dataset."""
+        part = max(0, min(bisect_right(axis, place), len(axis) - 1) - 1)
+        width = axis[part + 1] - axis[part]
+        into = max(0, min(place - axis[part], width))
+        low, high = self.tokens[part], self.tokens[part + 1]
+        return [a + (b - a) * into // max(1, width) for a, b in zip(low, high, strict=True)]
+
+
+def _weight(share: int, held: int, wanted: int, stock: int) -> int:
     """How wide the part of 0 .. 1 of a dataset is, in units of 2**-32.
 
     Args:
         share: of the planned tokens, in the same units.
         held: tokens of it in stock.
-        stock: tokens in stock, by plan.
+        wanted: tokens of it in stock by plan.
+        stock: tokens in stock.
     """
-    wanted = share * stock >> 32
     if 4 * held < wanted:
         return 4 * share * held * (2 * wanted - 4 * held) // wanted**2
-    most = min(4 * wanted, wanted + 3 * max(0, stock - wanted) // 4)
-    more = (max(0, held - most) << 32) // stock
-    return share + (more * min(_UNIT // 4, 2 * more) >> 32)
+    extra = held - min(4 * wanted, wanted + 3 * max(0, stock - wanted) // 4)
+    if extra <= 0:
+        return share
+    more = (extra << 32) // stock
+    return share + max(more * min(_UNIT // 4, 2 * more) >> 32, share * min(extra, 2 * wanted) ** 2 // max(1, wanted**2))
 
 
 def _documents(block: TokenBlock, docs: np.ndarray) -> TokenBlock:

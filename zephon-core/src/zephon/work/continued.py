@@ -80,6 +80,18 @@ class Continued:
             return self._new.rows_before(lane, index - cut - 1)
         return self._moved(self._before.rows_before(lane, index))
 
+    def due_through(self, lane: int, index: int) -> list[list[int]]:
+        """As `Curriculum.due_through`; the chunk of the cut is told as if it were whole."""
+        cut, _ = self._cut(lane)
+        if index > cut:
+            return self._new.due_through(lane, index - cut - 1)
+        return [self._moved(due) for due in self._before.due_through(lane, index)]
+
+    def cut_at(self, lane: int, index: int) -> int | None:
+        """The rows of chunk `index` of `lane` before the place where the run was taken over, or None: nowhere in it."""
+        cut, rows = self._cut(lane)
+        return rows if index == cut else self._before.cut_at(lane, index) if index < cut else None
+
     def chunks_of(self, lane: int) -> int | None:
         """Chunks of `lane`, or None where there is no end."""
         chunks = self._new.chunks_of(lane)

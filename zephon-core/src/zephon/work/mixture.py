@@ -274,7 +274,7 @@ class Curriculum:
         self._grids: dict[tuple[int, int], list[np.ndarray | None]] = {}
         self._lock = Lock()
         # What a lane gets of each dataset, as a fixed-point number of rows, rounded up so that none is cut short.
-        self._common = self._route([self._fixed_limit(d) for d in range(len(orders))]) if taken is None else None
+        self._common = self._route(self._limits(0)) if taken is None else None
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "_lock"}
@@ -358,17 +358,55 @@ class Curriculum:
             for each, limit in zip(due, limits, strict=True)
         ]
 
+    def due_through(self, lane: int, index: int) -> list[list[int]]:
+        """Rows of each dataset that are due to `lane` at evenly spaced times of chunk `index`, from begin to end of it,
+        those of an earlier curriculum included: [n_times][n_datasets], in units of 2**-16.
+
+        There are two times where rates stay the same. A lane that is through a part of the chunk is no further than a
+        row from what is due.
+        """
+        segment = _segment(self._route_of(lane), index)
+        begin, end = segment.time(index), segment.time(index + 1)
+        before = self._taken(lane) if self._taken else [0] * len(self._orders)
+        limits = self._limits(lane)
+
+        def due(x: int) -> list[int]:
+            made = []
+            for d, base in enumerate(segment.base):
+                count, limit = base + segment.curve.due(d, x), limits[d]
+                made.append((int(before[d]) << 16) + ((count if limit is None else min(count, limit)) >> 24))
+            return made
+
+        first, last = due(begin), due(end)
+        ends = any(
+            limit is not None and base + segment.curve.due(d, end) > limit and not segment.ended[d]
+            for d, (base, limit) in enumerate(zip(segment.base, limits, strict=True))
+        )
+        if not ends and (len(segment.curve.knots) == 1 or all(map(segment.curve.is_flat, range(len(self._orders))))):
+            return [first, last]
+        inner = range(1, 1 << _GRID_BITS)
+        return [first, *(due(begin + ((end - begin) * k >> _GRID_BITS)) for k in inner), last]
+
+    def cut_at(self, lane: int, index: int) -> int | None:
+        """The rows of chunk `index` of `lane` before the place where the run was taken over, or None: nowhere in it."""
+        return None
+
+    def _limits(self, lane: int) -> list[int | None]:
+        """Rows << 40 after which each dataset ends, for `lane`; of those that an earlier curriculum left."""
+        if self._taken is None:
+            return [self._fixed_limit(d) for d in range(len(self._orders))]
+        taken = self._taken(lane)
+        limits: list[int | None] = []
+        for d, ending in enumerate(self._endings):
+            whole = None if ending.passes is None else self._orders[d].rows_of_lane(lane, ending.passes)
+            limits.append(None if whole is None else max(0, whole - int(taken[d])) << _FRACTION_BITS)
+        return limits
+
     def _route_of(self, lane: int) -> _Route:
         if self._common is not None:
             return self._common
-        assert self._taken is not None
         if lane not in self._routes:
-            taken = self._taken(lane)
-            limits: list[int | None] = []
-            for d, ending in enumerate(self._endings):
-                whole = None if ending.passes is None else self._orders[d].rows_of_lane(lane, ending.passes)
-                limits.append(None if whole is None else max(0, whole - int(taken[d])) << _FRACTION_BITS)
-            self._routes[lane] = self._route(limits)
+            self._routes[lane] = self._route(self._limits(lane))
         return self._routes[lane]
 
     def _fixed_limit(self, d: int) -> int | None:
