@@ -100,8 +100,13 @@ def as_listed(listing: Listing, path: str) -> Listing:
     So what an index remembers of a fragment holds until the dataset gets another version.
 
     Raises:
-        DataError: data files without a dataset round them.
+        DataError: a dataset in a store; data files without a dataset round them.
     """
+    if listing.sources is not None:
+        raise DataError(
+            f"Lance datasets are read from local folders by their library, and '{path}' lies in a store; copy it to this "
+            "machine or mount it, or write it as Parquet"
+        )
     mtimes = listing.mtimes.copy()
     newest: dict[str, int] = {}
     for i, name in enumerate(listing.names):
