@@ -23,14 +23,12 @@ from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
 SERVER = """
-import logging
-from moto.server import ThreadedMotoServer
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print("http://%s:%s" % server.get_host_and_port(), flush=True)
-input()
+from servers.s3 import moto_server
+with moto_server() as address:
+    print(f"http://{address}", flush=True)
+    input()
 """
+SERVERS = str(Path(__file__).parent.parent / "tests")
 TEXT = Path(textwrap.__file__).read_text(encoding="utf-8")
 
 
@@ -75,7 +73,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1000, help="shards of the dataset that is started cold")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen([sys.executable, "-c", SERVER], env={**os.environ, "PYTHONPATH": SERVERS}, **pipes)
     assert server.stdout is not None
     url = server.stdout.readline().strip()
     try:

@@ -1,7 +1,7 @@
 """The fault matrix: each fault of a store x each format x each moment of a run.
 
 A run either gives the very stream of an undisturbed run over local copies of the same files, or stops with a sentence
-that names the file. Nothing is kept in memory or on disk here, so that faults meet reads all the time.
+that names the file. Nothing is kept in memory or on disk here, so that faults meet reads all the time; the last tests are about what is kept.
 """
 
 import bz2
@@ -24,6 +24,8 @@ from support import step_digests
 from zephon import Pipeline
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
+from zephon.io.node_cache import NodeCache
+from zephon.io.spans import Spans
 from zephon.work import StaticMixtureWorkSource
 
 # What is in the store, and the column that is read; token ids where that is "tokens". Of the formats that other
@@ -337,3 +339,33 @@ def test_an_object_uploaded_again_as_it_was_is_still_the_object(corpora, s3, und
         )
     assert digests + step_digests([made], 5, BATCH) == undisturbed("arrow")
     made.close()
+
+
+def on_this_node(corpora, fmt: str, folder):
+    """All rows of a dataset in the store, read by a rank of a node whose cache is below `folder`."""
+    spans = Spans(NodeCache(folder / "cache", None))
+    options = {"size_column": COLUMNS[fmt], "is_text": COLUMNS[fmt] != "tokens", "cache": DecodeCache(0)}
+    opened = dataset(corpora.remote, fmt).open([COLUMNS[fmt]], index_dir=folder / "index", spans=spans, **options)
+    table = opened.take(np.arange(opened.catalog.rows))
+    opened.close()
+    spans.close()
+    return table
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_what_one_rank_has_read_the_next_one_of_the_node_does_not_ask_the_store_for(corpora, s3, tmp_path, fmt):
+    first = on_this_node(corpora, fmt, tmp_path)
+    s3.server.forget()
+    assert on_this_node(corpora, fmt, tmp_path).equals(first)
+    assert not [line for line in s3.server.data() if not line.path.endswith("state.json")]
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fmt", [*CHECKED_FORMATS, "megatron/uint16"])
+def test_bytes_damaged_on_their_way_do_not_stay_on_the_node(corpora, s3, tmp_path, fmt):
+    expected = on_this_node(corpora, fmt, tmp_path / "sound")
+    shutil.copytree(tmp_path / "sound/index", tmp_path / "damaged/index")
+    wanted = ".idx" if fmt.startswith("megatron") else ""  # of the ids themselves nothing says what they were
+    damage = web.on(lambda request: wanted in request.path, web.every(1, web.corrupt))
+    s3.server.fault = damage
+    assert on_this_node(corpora, fmt, tmp_path / "damaged").equals(expected)
