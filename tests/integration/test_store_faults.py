@@ -1,7 +1,8 @@
 """The fault matrix: each fault of a store x each format x each moment of a run.
 
 A run either gives the very stream of an undisturbed run over local copies of the same files, or stops with a sentence
-that names the file. Nothing is kept in memory or on disk here, so that faults meet reads all the time; the last tests are about what is kept.
+that names the file. Nothing is kept in memory or on disk here, so that faults meet reads all the time; the last tests
+are about what is kept.
 """
 
 import bz2
@@ -112,10 +113,8 @@ def pipeline(folder: str, fmt: str, tokenizer, **more) -> Pipeline:
     options = {"canonical_replicas": 2, "global_batch": BATCH, "prefetch_buffer_size": 1 << 10, "prefetch_batches": 1}
     options |= more
     begun = Pipeline(source).options(io_options={"cache": cache}, **options)
-    if COLUMNS[fmt] == "tokens":
-        begun = begun.pretokenized("tokens")
-    else:
-        begun = begun.tokenize(tokenizer_id=str(tokenizer))
+    is_tokens = COLUMNS[fmt] == "tokens"
+    begun = begun.pretokenized("tokens") if is_tokens else begun.tokenize(tokenizer_id=str(tokenizer))
     return begun.pack_flat(max_length=256).shuffle(buffer_size=4, seed=1).batch(microbatch_size=2)
 
 

@@ -140,6 +140,7 @@ PEERS = {
     "mds/gz": (["text", "tokens"], SEEN),
     "mds/bz2": (["text", "tokens"], SEEN),
     "mds/br": (["text", "tokens"], 200),
+    "mds/snappy": (["text", "tokens"], 200),
     "litdata/fields": (["text", "ids", "n", "raw"], CONTENT),
     "litdata/frames": (["text", "ids", "n", "raw"], 200),
     "litdata/items": (["text", "ids", "n", "raw"], 200),

@@ -104,8 +104,8 @@ def as_listed(listing: Listing, path: str) -> Listing:
     """
     if listing.sources is not None:
         raise DataError(
-            f"Lance datasets are read from local folders by their library, and '{path}' lies in a store; copy it to this "
-            "machine or mount it, or write it as Parquet"
+            f"Lance datasets are read from local folders by their library, and '{path}' lies in a store; copy it to "
+            "this machine or mount it, or write it as Parquet"
         )
     mtimes = listing.mtimes.copy()
     newest: dict[str, int] = {}
