@@ -14,6 +14,7 @@ from support import step_digests
 from zephon import DataRecipe, Pipeline
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
+from zephon.io.formats import lance_process
 
 N = len(TEXTS)
 ORDER = np.random.default_rng(0).permutation(N)
@@ -279,6 +280,16 @@ def test_an_index_of_a_lance_dataset_holds_until_its_next_version(tmp_path):
     shutil.rmtree(folder / "_versions")
     with pytest.raises(DataError, match="no part of a local Lance dataset"):
         dataset.scan("text", index_dir=tmp_path / "index")
+
+
+def test_the_process_of_lances_library_may_end_and_a_run_goes_on(tmp_path):
+    import lance
+
+    lance.write_dataset(table_of(0, 100), tmp_path / "docs.lance")
+    dataset = opened(tmp_path / "docs.lance", ["n"], "text")
+    for child in lance_process._made.idle:
+        child.kill()
+    assert dataset.take(np.arange(100))["n"].to_pylist() == list(range(100))
 
 
 # In a pipeline
