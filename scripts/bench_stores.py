@@ -7,6 +7,7 @@ The server is moto, in a process of its own on the same cores, so its work count
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -113,7 +114,9 @@ def measure(root: Path, url: str, arguments: argparse.Namespace) -> None:
     body = (root / "small.parquet").read_bytes()
     for n in range(arguments.shards):
         client.put_object(Bucket="bench", Key=f"many/{n:05}.parquet", Body=body)
-    for what in ("without an index", "with an index"):
+    for what in ("without an index", "with an index", "with an index, nothing of it on the node"):
+        if what.endswith("node"):
+            shutil.rmtree(root / "many/data")
         print(f"first batch of {arguments.shards:,} shards on S3 {what}: ", end="", flush=True)
         code = (
             "import sys; from bench_stores import *; print('%.2f s' % speed(*sys.argv[1:3], Path(sys.argv[3]), 1)[0])"
