@@ -109,10 +109,9 @@ def dataset(folder: str, fmt: str) -> Dataset:
 
 def pipeline(folder: str, fmt: str, tokenizer, **more) -> Pipeline:
     source = StaticMixtureWorkSource([dataset(folder, fmt)], seed=3, token_estimation=False, chunk_size=16)
-    cache = {"enabled": False, "memory_bytes": 1}
     options = {"canonical_replicas": 2, "global_batch": BATCH, "prefetch_buffer_size": 1 << 10, "prefetch_batches": 1}
-    options |= more
-    begun = Pipeline(source).options(io_options={"cache": cache}, **options)
+    options |= {"io_options": {"cache": {"enabled": False, "memory_bytes": 1}}} | more
+    begun = Pipeline(source).options(**options)
     is_tokens = COLUMNS[fmt] == "tokens"
     begun = begun.pretokenized("tokens") if is_tokens else begun.tokenize(tokenizer_id=str(tokenizer))
     return begun.pack_flat(max_length=256).shuffle(buffer_size=4, seed=1).batch(microbatch_size=2)
@@ -357,6 +356,19 @@ def test_what_one_rank_has_read_the_next_one_of_the_node_does_not_ask_the_store_
     s3.server.forget()
     assert on_this_node(corpora, fmt, tmp_path).equals(first)
     assert not [line for line in s3.server.data() if not line.path.endswith("state.json")]
+
+
+@pytest.mark.parametrize("fmt", ["parquet", "jsonl", "arrow", "vortex", "megatron/uint16"])
+def test_a_small_shard_is_asked_for_once_however_it_is_announced_and_read(corpora, s3, tmp_path, tiny_tokenizer, fmt):
+    on_this_node(corpora, fmt, tmp_path)  # leaves the index
+    s3.server.forget()
+    cache = {"dir": tmp_path / "other"}
+    shutil.copytree(tmp_path / "index", tmp_path / "other/index")
+    made = pipeline(corpora.remote, fmt, tiny_tokenizer, prefetch_buffer_size=1 << 20, io_options={"cache": cache})
+    step_digests([made], STEPS, BATCH)
+    made.close()
+    asked = [line.path for line in s3.server.data()]
+    assert asked and len(asked) == len(set(asked))
 
 
 @pytest.mark.usefixtures("impatient")

@@ -14,7 +14,7 @@ from typing import Any
 
 from zephon.errors import RecipeError
 from zephon.io.node_cache import NodeCache
-from zephon.io.storage import StoredFile
+from zephon.io.storage import SMALL_BYTES, StoredFile
 
 __all__ = ["Spans"]
 
@@ -82,6 +82,8 @@ class Spans:
 
     def announce(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> bool:
         """Has (start, length) ranges fetched that will be read soon; False where memory has no room for more."""
+        if file.size <= SMALL_BYTES and ranges:
+            ranges = [(0, file.size)]
         fresh = []
         with self._lock:
             self._shrink()

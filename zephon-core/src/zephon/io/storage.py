@@ -31,7 +31,10 @@ from zephon.io.stores import Found, Source
 if TYPE_CHECKING:
     from zephon.io.spans import Spans
 
-__all__ = ["FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
+__all__ = ["SMALL_BYTES", "FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
+
+SMALL_BYTES = 64 << 10
+"""A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MAGIC = re.compile(r"[*?\[]")
@@ -175,7 +178,7 @@ class _RangeFile(io.RawIOBase):
         self._position = 0
         self._held = (0, memoryview(b""))
         self._window = _LEAST_BYTES
-        if file.spans is not None and len(self._ranges) > 1 and file.size > _SMALL_BYTES:
+        if file.spans is not None and len(self._ranges) > 1 and file.size > SMALL_BYTES:
             file.spans.announce(file, [(start, stop - start) for start, stop in self._ranges])
 
     def readable(self) -> bool:
@@ -216,7 +219,7 @@ class _RangeFile(io.RawIOBase):
         held_start, held = self._held
         if held_start <= start and stop <= held_start + len(held):
             return held[start - held_start : stop - held_start]
-        if self._file.size <= _SMALL_BYTES:
+        if self._file.size <= SMALL_BYTES:
             self._held = (0, memoryview(self._read(0, self._file.size, is_own=True)))
             return self._held[1][start:stop]
         for first, last in self._ranges:
@@ -251,7 +254,6 @@ class _RangeFile(io.RawIOBase):
 
 
 _LEAST_BYTES = 16 << 10
-_SMALL_BYTES = 64 << 10  # as much as is read of the end of a Parquet file anyway
 _WINDOW_BYTES = 4 << 20
 
 
