@@ -81,8 +81,8 @@ def corpora(tmp_path_factory, s3_session, peer_data) -> SimpleNamespace:
         elif fmt == "jsonl.bz2":
             path.write_bytes(bz2.compress(json_lines(texts)))
         elif fmt == "md":
-            for row, text in enumerate(texts[:3]):
-                path.with_name(f"{shard:02}-{row:02}.md").write_text(text)
+            for half in range(2):
+                path.with_name(f"{shard:02}-{half}.md").write_text(" ".join(texts[half::2]))
         elif fmt == "npy":
             np.save(path, (words[shard] % 1000).astype(np.uint16))
         elif fmt == "u16":
@@ -245,7 +245,7 @@ def test_a_fault_that_lasts_is_a_sentence_at_any_read_and_never_taken_for_damage
 
     def opened(folder: str, index_dir=None):
         options = {"size_column": column, "is_text": column != "tokens", "cache": DecodeCache(0), "skips": True}
-        return dataset(folder, fmt).open([column], index_dir=index_dir, **options)
+        return dataset(folder, fmt).open([column], index_dir=index_dir, spans=Spans(None, memory_bytes=1), **options)
 
     expected = opened(str(corpora.local)).take(np.arange(8))
     running = opened(corpora.remote, tmp_path)

@@ -39,13 +39,18 @@ class _Children:
         with self.lock:
             if self.idle:
                 return self.idle.pop()
-        command = [sys.executable, "-c", "from zephon.io.formats.lance_process import serve; serve()"]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
+        return _started()
 
     def end(self) -> None:
         for child in self.idle:
             _end(child)
+
+
+def _started() -> "subprocess.Popen[bytes]":
+    command = [sys.executable, "-c", "from zephon.io.formats.lance_process import serve; serve()"]
+    pipe = subprocess.PIPE
+    # In a session of its own, so that an interrupt of the terminal is the run's to deal with.
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 _made = _Children()
@@ -68,8 +73,8 @@ def ask(request: dict[str, Any]) -> tuple[dict[str, Any], pa.Table | None]:
         _made = _Children()
     children = _made
     with children.turn:
-        # A child may have been ended from outside; two that end over the same request do so because of it.
-        answer = _asked(children, request) or _asked(children, request)
+        # An idle child may have been ended from outside; a new one that ends does so because of the request.
+        answer = _asked(children.take(), children, request) or _asked(_started(), children, request)
     if answer is None:
         raise ValueError("its library ended the processes that tried to read it")
     told, body = answer
@@ -83,9 +88,10 @@ def ask(request: dict[str, Any]) -> tuple[dict[str, Any], pa.Table | None]:
     return told, pa.ipc.open_stream(body).read_all() if body else None
 
 
-def _asked(children: _Children, request: dict[str, Any]) -> tuple[dict[str, Any], bytes] | None:
+def _asked(
+    child: "subprocess.Popen[bytes]", children: _Children, request: dict[str, Any]
+) -> tuple[dict[str, Any], bytes] | None:
     """The answer of a child, None if it ended instead."""
-    child = children.take()
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(json.dumps(request).encode() + b"\n")
