@@ -7,6 +7,7 @@ The server is moto, in a process of its own on the same cores, so its work count
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -23,14 +24,12 @@ from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
 SERVER = """
-import logging
-from moto.server import ThreadedMotoServer
-logging.getLogger("werkzeug").setLevel(logging.ERROR)
-server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-server.start()
-print("http://%s:%s" % server.get_host_and_port(), flush=True)
-input()
+from servers.s3 import moto_server
+with moto_server() as address:
+    print(f"http://{address}", flush=True)
+    input()
 """
+SERVERS = str(Path(__file__).parent.parent / "tests")
 TEXT = Path(textwrap.__file__).read_text(encoding="utf-8")
 
 
@@ -75,7 +74,8 @@ def main() -> None:
     parser.add_argument("--shards", type=int, default=1000, help="shards of the dataset that is started cold")
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
-    server = subprocess.Popen([sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    server = subprocess.Popen([sys.executable, "-c", SERVER], env={**os.environ, "PYTHONPATH": SERVERS}, **pipes)
     assert server.stdout is not None
     url = server.stdout.readline().strip()
     try:
@@ -114,7 +114,9 @@ def measure(root: Path, url: str, arguments: argparse.Namespace) -> None:
     body = (root / "small.parquet").read_bytes()
     for n in range(arguments.shards):
         client.put_object(Bucket="bench", Key=f"many/{n:05}.parquet", Body=body)
-    for what in ("without an index", "with an index"):
+    for what in ("without an index", "with an index", "with an index, nothing of it on the node"):
+        if what.endswith("node"):
+            shutil.rmtree(root / "many/data")
         print(f"first batch of {arguments.shards:,} shards on S3 {what}: ", end="", flush=True)
         code = (
             "import sys; from bench_stores import *; print('%.2f s' % speed(*sys.argv[1:3], Path(sys.argv[3]), 1)[0])"

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
-from servers.s3 import moto_server, proxy
+from servers.s3 import Proxy, moto_server
 
 __all__ = ["s3_environment", "s3_store", "upload"]
 
@@ -13,21 +13,28 @@ __all__ = ["s3_environment", "s3_store", "upload"]
 @contextmanager
 def s3_store() -> Iterator[SimpleNamespace]:
     """A bucket "corpus" in moto; `.server` is the proxy to go through, `.put(key, bytes)` goes past it."""
-    with moto_server() as upstream, proxy(upstream) as server:
+    with moto_server() as upstream:
         import boto3
+
+        proxy = Proxy(upstream)
 
         client = boto3.client(
             "s3", endpoint_url=f"http://{upstream}", region_name="us-east-1",
             aws_access_key_id="test", aws_secret_access_key="test",
         )  # fmt: skip
         client.create_bucket(Bucket="corpus")
-        yield SimpleNamespace(
-            server=server,
-            client=client,
-            put=lambda key, body: client.put_object(Bucket="corpus", Key=key, Body=body),
-            delete=lambda key: client.delete_object(Bucket="corpus", Key=key),
-            environment=s3_environment(server.url),
-        )
+
+        def put(key: str, body: bytes) -> None:
+            client.put_object(Bucket="corpus", Key=key, Body=body)
+            proxy.forget()
+
+        def delete(key: str) -> None:
+            client.delete_object(Bucket="corpus", Key=key)
+            proxy.forget()
+
+        with proxy.server as server:
+            environment = s3_environment(server.url)
+            yield SimpleNamespace(server=server, client=client, put=put, delete=delete, environment=environment)
 
 
 def s3_environment(url: str) -> dict[str, str]:

@@ -19,6 +19,8 @@ from support import step_digests
 
 from zephon import Pipeline
 from zephon.errors import CheckpointError
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
 
 BATCH, STEPS = 8, 6
 RECIPE = """
@@ -162,6 +164,36 @@ def test_ranks_of_a_node_list_once_and_share_every_download(stored, tiny_tokeniz
     assert records_of(again)
     assert stored.s3.server.log == []
     assert stored.hub.server.log == []
+
+
+def test_all_that_ranks_fetch_is_at_most_a_tenth_more_than_the_column(s3, tiny_tokenizer, tmp_path):
+    random = np.random.default_rng(2)
+    for shard in range(3):
+        texts = [random.bytes(2000).hex() for _ in range(1500)]
+        junk = [random.bytes(2000) for _ in texts]
+        path = tmp_path / f"web/{shard}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        pq.write_table(pa.table({"text": texts, "junk": junk}), path, row_group_size=300)
+        s3.put(f"tenth/{path.name}", path.read_bytes())
+    source = StaticMixtureWorkSource([Dataset.from_path("web", "s3://corpus/tenth")], token_estimation=False)
+
+    def rank(group: int) -> Pipeline:
+        options = {"canonical_replicas": 2, "global_batch": 8, "dp_degree": 2, "dp_group_id": group}
+        return (
+            Pipeline(source)
+            .options(io_options={"cache": {"dir": tmp_path / "cache"}}, **options)
+            .tokenize(tokenizer_id=str(tiny_tokenizer))
+            .pack_flat(max_length=1024)
+            .batch(microbatch_size=4)
+        )
+
+    ranks = [rank(0), rank(1)]
+    assert len(set(step_digests(ranks, 200, 8))) == 200
+    for made in ranks:
+        made.close()
+    column = column_bytes(tmp_path / "web")
+    fetched = sum(line.sent for line in s3.server.data("tenth"))  # footers too
+    assert 0.5 * column < fetched <= 1.1 * column < 0.8 * sum(path.stat().st_size for path in path.parent.iterdir())
 
 
 def test_a_restore_onto_another_revision_is_refused_and_says_which(stored, tiny_tokenizer):

@@ -223,3 +223,25 @@ def every(nth: int, fault: Fault) -> Fault:
             return True
 
     return on(wanted, fault)
+
+
+def in_turn(faults: Mapping[str, Fault], count: dict[str, int]) -> Fault:
+    """Requests for data meet the next of `faults`, never twice in a row for the same bytes; `count`s them."""
+    last: set[tuple[str, object]] = set()  # what met a fault when it was asked for last
+    order = list(faults)
+    lock = threading.Lock()
+
+    def fault(request: Request, response: Response) -> Response:
+        if not request.is_data:
+            return response
+        key = request.path.rpartition("/")[2], request.range
+        with lock:
+            if key in last:
+                last.discard(key)
+                return response
+            last.add(key)
+            name = min(order, key=lambda name: count.get(name, 0))
+            count[name] = count.get(name, 0) + 1
+        return faults[name](request, response)
+
+    return fault

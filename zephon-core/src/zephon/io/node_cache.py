@@ -92,6 +92,9 @@ class NodeCache:
             self._path(key, kind).unlink(missing_ok=True)
         with self._lock:
             self._sound.discard(key)
+            pinned = self._pinned.pop(key, None)  # of the file that has just been removed
+        if pinned is not None:
+            os.close(pinned)
 
     def whole(self, key: str, size: int, download: Callable[[int, int], Any]) -> str | None:
         """The path of a complete copy of an object of `size` bytes, None where there is no room for one.

@@ -346,8 +346,9 @@ class ShardFiles:
         assert self._spans is not None
         with self._lock:
             reader = self._readers.pop(shard, None)
+        ranges = _ranges(reader, group) if reader is not None else None  # else it could not even be opened
+        self._spans.drop(self._file(shard), ranges or [])
         if reader is not None:
-            self._spans.drop(self._file(shard), _ranges(reader, group) or [])
             reader.close()
 
     def _accept_if_same_content(self, shard: int, changed: FileChanged) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from zephon.errors import RecipeError
 from zephon.io.node_cache import NodeCache
-from zephon.io.storage import StoredFile
+from zephon.io.storage import SMALL_BYTES, StoredFile
 
 __all__ = ["Spans"]
 
@@ -24,6 +24,9 @@ _log = logging.getLogger(__name__)
 _THREADS = 32
 _PLANNERS = 16
 _PART_BYTES = 8 << 20
+# Shards of which is known what was read besides announced ranges, and how many of the first such reads of each.
+_NOTED_SHARDS = 4096
+_NOTED_READS = 64
 _Key = tuple[str, str, int, int]
 
 
@@ -40,13 +43,19 @@ class Spans:
         self._lock = threading.Lock()
         self._flights: OrderedDict[_Key, Future[Any]] = OrderedDict()
         self._announced = 0  # bytes announced and not yet used
+        self._noted: OrderedDict[str, set[tuple[_Key, int]]] = OrderedDict()  # by path of the shard
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._process = os.getpid()
 
-    def read(self, file: StoredFile, start: int, length: int) -> Any:
-        """`length` bytes of `file` from `start`, as a buffer; errors as those of `StoredFile.open`."""
+    def read(self, file: StoredFile, start: int, length: int, *, noted: bool = False) -> Any:
+        """`length` bytes of `file` from `start`, as a buffer; errors as those of `StoredFile.open`.
+
+        `drop` forgets what was read `noted` without being told of it.
+        """
         key = _key(file, start, length)
         with self._lock:
+            if noted:
+                self._note(file, key)
             flight = self._flights.get(key)
             mine = flight is None or flight.cancel()  # announced but not begun: quicker done here and now
             if mine:
@@ -73,6 +82,8 @@ class Spans:
 
     def announce(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> bool:
         """Has (start, length) ranges fetched that will be read soon; False where memory has no room for more."""
+        if file.size <= SMALL_BYTES and ranges:
+            ranges = [(0, file.size)]
         fresh = []
         with self._lock:
             self._shrink()
@@ -97,15 +108,16 @@ class Spans:
         pool.submit(_quietly, task)
 
     def drop(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> None:
-        """Forgets bytes that turned out to be no good, so that they are fetched anew."""
-        for start, length in ranges:
-            key = _key(file, start, length)
+        """Forgets bytes of a shard that turned out to be no good, so that they are fetched anew."""
+        with self._lock:
+            keys = self._noted.pop(file.path, set()) | {(_key(file, *piece), file.size) for piece in ranges}
+        for key, size in keys:
             with self._lock:
                 flight = self._flights.get(key)
             if flight is not None:
                 self._forget(key, flight)
             if self.node is not None:
-                self.node.drop(NodeCache.key(*key, file.size))
+                self.node.drop(NodeCache.key(*key, size))
         if self.node is not None:
             self.node.drop(_whole_key(file))
 
@@ -182,6 +194,15 @@ class Spans:
             threads = _PLANNERS if kind == "plan" else _THREADS
             self._pools[kind] = ThreadPoolExecutor(threads, thread_name_prefix=f"zephon-{kind}")
         return self._pools[kind]
+
+    def _note(self, file: StoredFile, key: _Key) -> None:
+        owner = file.owner or file.path
+        reads = self._noted.setdefault(owner, set())
+        self._noted.move_to_end(owner)
+        if len(reads) < _NOTED_READS:
+            reads.add((key, file.size))
+        if len(self._noted) > _NOTED_SHARDS:
+            self._noted.popitem(last=False)
 
     def _forget(self, key: _Key, flight: Future[Any]) -> None:
         with self._lock:

@@ -6,6 +6,7 @@ sees a sorted `Listing` and, per file, a `StoredFile` that opens as an Arrow fil
 
 from __future__ import annotations
 
+import bisect
 import difflib
 import hashlib
 import io
@@ -14,7 +15,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -30,7 +31,10 @@ from zephon.io.stores import Found, Source
 if TYPE_CHECKING:
     from zephon.io.spans import Spans
 
-__all__ = ["FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
+__all__ = ["SMALL_BYTES", "FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
+
+SMALL_BYTES = 64 << 10
+"""A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
 
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MAGIC = re.compile(r"[*?\[]")
@@ -51,6 +55,8 @@ class StoredFile:
         source: where its bytes are, None for a local file.
         spans: how they are read ahead and kept, None to stream them.
         whole: read from a complete local copy, where one can be had: for formats that read from the start.
+        among: the listing that it is from, for the files beside it; None where it was not listed, or is looked at anew.
+        owner: path of the shard that this file lies beside and belongs to, "" for a shard itself.
     """
 
     path: str
@@ -59,6 +65,8 @@ class StoredFile:
     source: Source | None = None
     spans: Spans | None = None
     whole: bool = False
+    among: Listing | None = field(default=None, repr=False, compare=False)
+    owner: str = ""
 
     @property
     def version(self) -> str:
@@ -128,7 +136,7 @@ class StoredFile:
         return copy
 
     def beside(self, name: str) -> StoredFile:
-        """The file called `name` (a plain name, no path) in the same folder, as it is now.
+        """The file called `name` (a plain name, no path) in the same folder, as it was listed or else as it is now.
 
         Raises:
             DataError: there is none.
@@ -139,7 +147,11 @@ class StoredFile:
         if self.source is None:
             return replace(self, path=path).refreshed()
         key = posixpath.join(posixpath.dirname(self.source.key), name)
-        return replace(self, path=path, source=replace(self.source, key=key)).refreshed()
+        found = replace(self, path=path, source=replace(self.source, key=key), owner=self.owner or self.path)
+        listed = self.among.at(path) if self.among is not None else None
+        if listed is None:
+            return found.refreshed()
+        return replace(found, size=listed.size, mtime_ns=listed.mtime_ns, source=listed.source)
 
     def refreshed(self) -> StoredFile:
         """The same path with its size and modification time, or version, of now."""
@@ -148,14 +160,16 @@ class StoredFile:
             return StoredFile(self.path, now.st_size, now.st_mtime_ns)
         store, key = self.source.store, self.source.key
         size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
-        return replace(self, size=size, mtime_ns=_stamp(version), source=replace(self.source, version=version))
+        source = replace(self.source, version=version)
+        return replace(self, size=size, mtime_ns=_stamp(version), source=source, among=None)
 
 
 class _RangeFile(io.RawIOBase):
     """A file of a store as a Python file. What was announced comes from `Spans`, the rest as it is asked for.
 
     Reads that follow each other double a window of look-ahead, up to `_WINDOW_BYTES`; others fetch what they ask for,
-    and `_LEAST_BYTES` at least, since small reads come in company.
+    and `_LEAST_BYTES` at least, since small reads come in company; of a small file, all of it. What was read is kept on
+    the node as far as the same reads will come again: from the next rank, and whenever the file is opened anew.
     """
 
     def __init__(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> None:
@@ -164,7 +178,7 @@ class _RangeFile(io.RawIOBase):
         self._position = 0
         self._held = (0, memoryview(b""))
         self._window = _LEAST_BYTES
-        if file.spans is not None and len(self._ranges) > 1:
+        if file.spans is not None and len(self._ranges) > 1 and file.size > SMALL_BYTES:
             file.spans.announce(file, [(start, stop - start) for start, stop in self._ranges])
 
     def readable(self) -> bool:
@@ -205,6 +219,9 @@ class _RangeFile(io.RawIOBase):
         held_start, held = self._held
         if held_start <= start and stop <= held_start + len(held):
             return held[start - held_start : stop - held_start]
+        if self._file.size <= SMALL_BYTES:
+            self._held = (0, memoryview(self._read(0, self._file.size, is_own=True)))
+            return self._held[1][start:stop]
         for first, last in self._ranges:
             if first <= start and stop <= last:
                 self._held = (first, memoryview(self._read(first, last - first)))
@@ -216,24 +233,28 @@ class _RangeFile(io.RawIOBase):
             self._window = min(2 * self._window, _WINDOW_BYTES)
             wanted = max(length - len(begun), self._window)
             at = start + len(begun)
-            more = self._file.fetch(at, min(wanted, self._file.size - at))
+            wanted = min(wanted, self._file.size - at)
+            # Without a cache on the node it is a stream, and nothing of it is to stay in memory.
+            on_node = self._file.spans is not None and self._file.spans.node is not None
+            more = self._read(at, wanted, is_own=True) if on_node else self._file.fetch(at, wanted)
             data = memoryview(begun + bytes(more) if begun else more)
-        elif length >= _CACHED_BYTES:
-            data = memoryview(self._read(start, length))
         else:
             self._window = _LEAST_BYTES
-            data = memoryview(self._file.fetch(start, min(max(length, _LEAST_BYTES), self._file.size - start)))
+            wanted = min(max(length, _LEAST_BYTES), self._file.size - start)
+            data = memoryview(self._read(start, wanted, is_own=True))
         self._held = (start, data)
         return data[:length]
 
-    def _read(self, start: int, length: int) -> Any:
+    def _read(self, start: int, length: int, *, is_own: bool = False) -> Any:
+        """`is_own` where nobody but this file knows that these bytes are read."""
         spans = self._file.spans
-        return spans.read(self._file, start, length) if spans is not None else self._file.fetch(start, length)
+        if spans is None:
+            return self._file.fetch(start, length)
+        return spans.read(self._file, start, length, noted=is_own)
 
 
 _LEAST_BYTES = 16 << 10
 _WINDOW_BYTES = 4 << 20
-_CACHED_BYTES = 64 << 10  # a read of this size is a run of rows, worth keeping on the node; smaller ones are metadata
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -242,7 +263,8 @@ class Listing:
 
     names: n relative POSIX paths below `root`, unique, in code point order; sizes: int64[n] bytes;
     mtimes: int64[n] nanoseconds, or numbers made of versions; sources: what stores know the files by, None where they
-    are local; pin: the commit that the listing is of, where the store has such a thing.
+    are local; pin: the commit that the listing is of, where the store has such a thing; others: what this one was
+    selected from, where that has more files.
     """
 
     root: str
@@ -251,18 +273,29 @@ class Listing:
     mtimes: npt.NDArray[np.int64]
     sources: list[Source] | None = None
     pin: str = ""
+    others: Listing | None = None
 
     def file(self, index: int, spans: Spans | None = None, *, whole: bool = False) -> StoredFile:
         size, stamp = int(self.sizes[index]), int(self.mtimes[index])
         if self.sources is None:
             return StoredFile(os.path.join(self.root, self.names[index]), size, stamp)
         path = f"{self.root}/{self.names[index]}"
-        return StoredFile(path, size, stamp, self.sources[index], spans, whole)
+        return StoredFile(path, size, stamp, self.sources[index], spans, whole, self.others)
+
+    def at(self, path: str) -> StoredFile | None:
+        """The file of a store with that path, None if it is not among these."""
+        name = path.removeprefix(f"{self.root}/")
+        index = bisect.bisect_left(self.names, name)
+        return self.file(index) if index < len(self.names) and self.names[index] == name else None
 
     def select(self, keep: list[int]) -> Listing:
         """The files at the positions `keep`, ascending."""
-        sources = [self.sources[i] for i in keep] if self.sources is not None else None
-        return Listing(self.root, [self.names[i] for i in keep], self.sizes[keep], self.mtimes[keep], sources, self.pin)
+        if len(keep) == len(self.names):
+            return self
+        names, sources = [self.names[i] for i in keep], None
+        if self.sources is not None:
+            sources = [self.sources[i] for i in keep]
+        return Listing(self.root, names, self.sizes[keep], self.mtimes[keep], sources, self.pin, self.others or self)
 
     def accept(self, index: int, file: StoredFile) -> None:
         """Takes the time or version of `file`, whose content is that of the file listed."""

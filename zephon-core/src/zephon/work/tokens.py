@@ -52,6 +52,10 @@ class TokenEstimation:
         catalog = dataset.catalog
         order = shuffled_indices(derive_key("token-estimation", seed, dataset.name), len(catalog.group_rows))
         share = self.sample_bytes // min(_GROUPS_SAMPLED, len(order))
+        if dataset.remote:  # all at once, for each is a round trip or two
+            first = order[:_GROUPS_SAMPLED]
+            sizes = np.cumsum(catalog.group_bytes[first]) - catalog.group_bytes[first]
+            dataset.announce(catalog.row_starts[first[sizes < _GROUP_BYTES_LIMIT]])
         tokens, text_bytes, group_text_bytes, catalog_bytes = 0, 0, 0, 0
         for nth, group in enumerate(order.tolist()):
             # Groups without any text are no reason to stop before one with text is found.

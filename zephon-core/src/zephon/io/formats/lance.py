@@ -1,5 +1,7 @@
 """Lance datasets, read with their own library: a shard is a fragment, named by its first data file.
 
+The library runs in processes of its own, see `lance_process`.
+
 A Lance dataset is a folder of data files and of versions, each of which says which files count and which of their rows
 are deleted. The newest version counts when the dataset is listed, and is read to the end of the run even where further
 ones are written meanwhile. Files of older versions have no rows. A group is a run of a fragment's rows.
@@ -9,24 +11,18 @@ Layout and library: https://github.com/lancedb/lance.
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.errors import DataError
 from zephon.io.columns import check_columns, sound_table, top_level
-from zephon.io.formats.arrow_ipc import check_claims
-from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, library, run_bounds
+from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
+from zephon.io.formats.lance_process import ask
 from zephon.io.storage import Listing, StoredFile
 
 __all__ = ["Lance", "as_listed"]
-
-_MAX_DATASETS = 16
-_lock = threading.Lock()
-_datasets: dict[tuple[str, int], tuple[Any, dict[str, Any]]] = {}
 
 
 class Lance:
@@ -39,27 +35,26 @@ class Lance:
         return False
 
     def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
-        with corrupt_data_errors(file, self.name), library("lance", "lance", file.path) as lance:
-            dataset, fragments = _opened(lance, file, file.mtime_ns)
-            check_columns(dataset.schema, [size_column], size_column if is_text else None, file.path)
-            fragment = fragments.get(os.path.basename(file.path))
+        with corrupt_data_errors(file, self.name):
+            told, empty = ask({**_place(file), "stamp": file.mtime_ns})
+            assert empty is not None
+            check_columns(empty.schema, [size_column], size_column if is_text else None, file.path)
             digest = hashlib.sha256()
-            if fragment is None:
-                return ShardScan.of(digest.hexdigest()[:32], dataset.schema, [])
-            fragment.validate()  # that its data files hold as many rows as the version says
-            rows = fragment.count_rows()
+            if "rows" not in told:
+                return ShardScan.of(digest.hexdigest()[:32], empty.schema, [])
+            rows = told["rows"]
             # Data files are never written again, and their names are; so this is all that makes the fragment's rows.
-            digest.update(json.dumps(fragment.metadata.to_json(), sort_keys=True).encode())
-            per_row = max(1, sum(_sizes(fragment)) // max(rows, 1))
+            digest.update(json.dumps(told["made_of"], sort_keys=True).encode())
+            per_row = max(1, told["size"] // max(rows, 1))
             bounds = run_bounds(np.full(rows, per_row, np.int64))
             counts = np.diff(bounds)
-            version = np.full(len(counts), dataset.version, np.int64)
+            version = np.full(len(counts), told["version"], np.int64)
             groups = np.stack([counts, counts * per_row, bounds[:-1], version], axis=1)
-            return ShardScan.of(digest.hexdigest()[:32], dataset.schema, groups)
+            return ShardScan.of(digest.hexdigest()[:32], empty.schema, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
-        with corrupt_data_errors(file, self.name), library("lance", "lance", file.path) as lance:
-            return dict.fromkeys(_opened(lance, file, file.mtime_ns)[0].schema.names)
+        with corrupt_data_errors(file, self.name):
+            return dict.fromkeys(_schema(file).names)
 
     def open(
         self,
@@ -77,17 +72,17 @@ class _LanceReader:
 
     def read(self, group: Group) -> pa.Table:
         file = self._file
-        with (
-            corrupt_data_errors(file, Lance.name, f" (rows from {group.first_row})"),
-            library("lance", "lance", file.path) as lance,
-        ):
-            dataset, fragments = _opened(lance, file, file.mtime_ns, group.length)
-            check_columns(dataset.schema, self._columns, self._text_column, file.path, strict=False)
-            wanted = top_level(self._columns, dataset.schema.names) or dataset.schema.names[:1]
-            fragment = fragments[os.path.basename(file.path)]
-            table = fragment.to_table(columns=wanted, offset=group.offset, limit=group.rows).combine_chunks()
-            if table.num_rows != group.rows:
-                raise ValueError(f"{table.num_rows} rows, where {group.rows} were listed")
+        with corrupt_data_errors(file, Lance.name, f" (rows from {group.first_row})"):
+            schema = _schema(file, group.length)
+            check_columns(schema, self._columns, self._text_column, file.path, strict=False)
+            wanted = top_level(self._columns, schema.names) or schema.names[:1]
+            if os.path.getsize(file.path) != file.size:
+                raise ValueError(f"it has {os.path.getsize(file.path)} bytes, and was listed with {file.size}")
+            rows = {"columns": wanted, "offset": group.offset, "limit": group.rows}
+            _, table = ask({**_place(file), "version": group.length, **rows})
+            if table is None or table.num_rows != group.rows:
+                raise ValueError(f"{table.num_rows if table else 0} rows, where {group.rows} were listed")
+            table = table.combine_chunks()
             return sound_table(table, self._columns, self._text_column, file.path, group.first_row)
 
     def close(self) -> None:
@@ -100,8 +95,13 @@ def as_listed(listing: Listing, path: str) -> Listing:
     So what an index remembers of a fragment holds until the dataset gets another version.
 
     Raises:
-        DataError: data files without a dataset round them.
+        DataError: a dataset in a store; data files without a dataset round them.
     """
+    if listing.sources is not None:
+        raise DataError(
+            f"Lance datasets are read from local folders by their library, and '{path}' lies in a store; copy it to "
+            "this machine or mount it, or write it as Parquet"
+        )
     mtimes = listing.mtimes.copy()
     newest: dict[str, int] = {}
     for i, name in enumerate(listing.names):
@@ -126,37 +126,12 @@ def _folder(path: str) -> str:
     return os.path.dirname(os.path.dirname(path))
 
 
-def _check_deletions(folder: str, fragment: dict[str, Any]) -> None:
-    """Reads the list of deleted rows of a fragment first: the library ends the process over one that is damaged."""
-    told = fragment["deletion_file"]
-    if told is None or told["file_type"] != "array":
-        return
-    name = f"{fragment['id']}-{told['read_version']}-{told['id']}.arrow"
-    path = os.path.join(folder, "_deletions", name)
-    found = os.stat(path)
-    check_claims(StoredFile(path, found.st_size, found.st_mtime_ns), 64 + 8 * told["num_deleted_rows"])
-    with pa.OSFile(path, "rb") as file, pa.ipc.open_file(file) as reader:
-        table = reader.read_all()
-    table.validate(full=True)
-    if table.num_rows != told["num_deleted_rows"]:
-        raise ValueError(f"its list of deleted rows has {table.num_rows}, where {told['num_deleted_rows']} were noted")
+def _place(file: StoredFile) -> dict[str, str]:
+    return {"folder": _folder(file.path), "fragment": os.path.basename(file.path)}
 
 
-def _sizes(fragment: Any) -> list[int]:
-    return [file.file_size_bytes or 0 for file in fragment.metadata.files]
-
-
-def _opened(lance: Any, file: StoredFile, stamp: int, version: int | None = None) -> tuple[Any, dict[str, Any]]:
-    """The dataset of a data file, and its fragments by the name of their first data file."""
-    key = (_folder(file.path), stamp if version is None else -version)
-    with _lock:
-        if key not in _datasets:
-            dataset = lance.dataset(key[0], version=version)
-            fragments = {}
-            for fragment in dataset.get_fragments():
-                _check_deletions(key[0], fragment.metadata.to_json())
-                fragments[os.path.basename(fragment.metadata.files[0].path)] = fragment
-            if len(_datasets) >= _MAX_DATASETS:
-                _datasets.clear()
-            _datasets[key] = dataset, fragments
-        return _datasets[key]
+def _schema(file: StoredFile, version: int | None = None) -> pa.Schema:
+    which = {"stamp": file.mtime_ns} if version is None else {"version": version}
+    _, empty = ask({"folder": _folder(file.path), "fragment": "", **which})
+    assert empty is not None
+    return empty.schema

@@ -1,4 +1,4 @@
-"""Mosaic's MDS shards, plain or compressed with gzip, zstd, bzip2 or brotli: a group is a run of samples.
+"""Mosaic's MDS shards, plain or compressed with gzip, zstd, bzip2, brotli or snappy: a group is a run of samples.
 
 A shard describes itself: uint32 number of samples, uint32 offsets, a JSON object with the columns, the samples. So
 index.json is not needed, and not read. Text comes as text, numbers as numbers, arrays of one dimension as lists
@@ -36,12 +36,12 @@ from zephon.io.formats.fields import (
     list_type,
     number_column,
 )
-from zephon.io.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
+from zephon.io.formats.sequential import CODECS, SNAPPY, SequentialBytes, open_stream, read_range
 from zephon.io.storage import StoredFile
 
 __all__ = ["MosaicShards"]
 
-_CODECS = {**CODECS, ".br": "brotli"}
+_CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
 _READ_BYTES = 1 << 20
 _MAX_SAMPLES = 1 << 27
 _MAX_CONFIG_BYTES = 1 << 20
@@ -62,7 +62,7 @@ class MosaicShards:
     """The `Format` of MDS shards."""
 
     name = "mds"
-    suffixes = (".mds", *(f".mds{packed}" for packed in _CODECS), ".mds.snappy")
+    suffixes = (".mds", *(f".mds{packed}" for packed in _CODECS))
 
     def is_sequential(self, name: str) -> bool:
         return _codec(name) is not None
@@ -121,7 +121,7 @@ class _MosaicReader:
             spans = field_spans(memoryview(data), offsets - offsets[0], [field.size for field in shard.fields])
             table = pa.table(
                 {
-                    field.name: _decoded(data, span, field)
+                    field.name: _decoded(data, span, field, file.path)
                     for field, span in zip(shard.fields, spans, strict=True)
                     if field.name in self._wanted
                 }
@@ -145,16 +145,12 @@ class _Shard:
 
 
 def _codec(name: str) -> str | None:
-    return "brotli" if name.lower().endswith(".br") else codec_of(name)
+    return next((codec for suffix, codec in _CODECS.items() if name.lower().endswith(suffix)), None)
 
 
 def _shard(file: StoredFile, whole: bool = False) -> _Shard:
     """The head of a shard; with `whole`, the rest is seen to be there, and to be sound as far as a codec can tell."""
     codec = _codec(file.path)
-    if codec is None and file.path.lower().endswith(".snappy"):
-        raise DataError(
-            f"'{file.path}' is compressed with snappy, whose files cannot be read in part; write the shards with zstd"
-        )
     with open_stream(file, codec) as stream:
         head = _read(stream, 4, None if codec else file.size)
         count = int.from_bytes(head, "little")
@@ -246,18 +242,18 @@ def _refuse_unreadable(fields: Sequence[Field], wanted: set[str], file: StoredFi
             )
 
 
-def _decoded(data: pa.Buffer, spans: Spans, field: Field) -> pa.Array:
+def _decoded(data: pa.Buffer, spans: Spans, field: Field, path: str) -> pa.Array:
     kind, _, rest = field.encoding.partition(":")
     if kind in _NUMBERS:
         return number_column(data, spans, _NUMBERS[kind])
     if kind == "ndarray":
         dtype, _, shape = rest.partition(":")
-        return _arrays(data, spans, field.name, dtype, shape)
+        return _arrays(data, spans, field.name, dtype, shape, path)
     column = bytes_column(data, spans)
     return column.view(pa.large_string()) if kind in _TEXT else column
 
 
-def _arrays(data: pa.Buffer, spans: Spans, name: str, dtype: str, shape: str) -> pa.Array:
+def _arrays(data: pa.Buffer, spans: Spans, name: str, dtype: str, shape: str, path: str) -> pa.Array:
     """Arrays of one dimension; type and shape stand before the values where the column leaves them open."""
     starts, ends = spans
     raw = np.frombuffer(data, np.uint8)
@@ -277,7 +273,9 @@ def _arrays(data: pa.Buffer, spans: Spans, name: str, dtype: str, shape: str) ->
         dtype, starts = _NOTED[int(codes[0])], starts + 1
     dimensions = np.full(len(starts), len(shape.split(","))) if shape else byte(starts) >> 2
     if (dimensions != 1).any():
-        raise DataError(f"column '{name}' holds arrays of several dimensions, and lists of numbers were expected")
+        raise DataError(
+            f"column '{name}' of '{path}' holds arrays of several dimensions, and lists of numbers were expected"
+        )
     if not shape:
         width = 1 << (byte(starts) & 3)
         starts = starts + 1 + width

@@ -17,10 +17,14 @@ from zephon.errors import DataError, ZephonError
 from zephon.io.damage import is_damage
 from zephon.io.storage import StoredFile
 
-__all__ = ["CODECS", "SequentialBytes", "codec_of", "open_stream", "read_range"]
+__all__ = ["CODECS", "SNAPPY", "SequentialBytes", "codec_of", "open_stream", "read_range"]
 
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 """Endings of compressed files, and what Arrow calls the codec."""
+
+SNAPPY = "snappy"
+"""Only where a format says so: such a file is held in memory while it is open."""
+_SNAPPY_BYTES = 128 << 20  # twice what Mosaic's writer puts into a shard by itself
 
 # A second cursor serves a lane that trails far behind the first one; each holds one file and its window open.
 _MAX_CURSORS = 2
@@ -41,8 +45,33 @@ def open_stream(file: StoredFile, codec: str | None) -> Iterator[Any]:
             return
         if file.size == 0:  # the decompressors take no bytes for no data
             raise DataError(f"'{file.path}' is empty, and even an empty {codec} file has a header; restore it")
+        if codec == SNAPPY:
+            yield pa.BufferReader(_unpacked(file, handle))
+            return
         with pa.CompressedInputStream(handle, codec) as stream:
             yield stream
+
+
+def _unpacked(file: StoredFile, handle: Any) -> pa.Buffer:
+    """All of a file that is one block of snappy, which can only be decompressed as a whole.
+
+    Its first bytes say how long the rest becomes, seven bits in each: a claim, so it is checked before it is believed.
+    """
+    packed = handle.read_buffer(file.size)
+    length = 0
+    for place, byte in enumerate(packed[:5].to_pybytes()):
+        length |= (byte & 0x7F) << (7 * place)
+        if byte < 0x80:
+            break
+    # An element of two bytes stands for 64 at most.
+    if length > 32 * file.size:
+        raise ValueError(f"it claims {length} bytes, more than its {file.size} can become")
+    if length > _SNAPPY_BYTES:
+        raise DataError(
+            f"'{file.path}' is compressed with snappy as a whole and holds {length:,} bytes, where at most "
+            f"{_SNAPPY_BYTES:,} are taken into memory at once; write smaller shards, or compress them with zstd"
+        )
+    return pa.Codec("snappy").decompress(packed, decompressed_size=length)
 
 
 def codec_of(name: str) -> str | None:

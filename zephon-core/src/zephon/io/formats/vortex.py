@@ -4,12 +4,14 @@ Layout and library: https://github.com/vortex-data/vortex.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from zephon.errors import ZephonError
 from zephon.io.columns import check_columns, sound_table, top_level
 from zephon.io.formats.base import (
     Group,
@@ -38,12 +40,7 @@ class Vortex:
         return False
 
     def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
-        with (
-            corrupt_data_errors(file, self.name),
-            library("vortex", "vortex", file.path) as vortex,
-            file.open() as handle,
-        ):
-            opened = vortex.open_readable(handle, without_segment_cache=True)
+        with corrupt_data_errors(file, self.name), _opened(file) as (opened, handle):
             schema = opened.dtype.to_arrow_schema()
             check_columns(schema, [size_column], size_column if is_text else None, file.path)
             splits = np.array(opened.splits(), np.int64).reshape(-1, 2)
@@ -58,12 +55,7 @@ class Vortex:
         return ShardScan.of(digest, schema, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
-        with (
-            corrupt_data_errors(file, self.name),
-            library("vortex", "vortex", file.path) as vortex,
-            file.open() as handle,
-        ):
-            opened = vortex.open_readable(handle, without_segment_cache=True)
+        with corrupt_data_errors(file, self.name), _opened(file) as (opened, _):
             return dict.fromkeys(opened.dtype.to_arrow_schema().names)
 
     def open(
@@ -81,12 +73,7 @@ class _VortexReader:
 
     def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
-        with (
-            corrupt_data_errors(file, Vortex.name),
-            library("vortex", "vortex", file.path) as vortex,
-            file.open() as handle,
-        ):
-            opened = vortex.open_readable(handle, without_segment_cache=True)
+        with corrupt_data_errors(file, Vortex.name), _opened(file) as (opened, _):
             schema = opened.dtype.to_arrow_schema()
             check_columns(schema, self._columns, text_column, file.path, strict=False)
             self._wanted = top_level(self._columns, schema.names) or schema.names[:1]
@@ -96,10 +83,8 @@ class _VortexReader:
         file = self._file
         with (
             corrupt_data_errors(file, Vortex.name, f" (rows from {group.first_row})"),
-            library("vortex", "vortex", file.path) as vortex,
-            file.open() as handle,
+            _opened(file, self._footer) as (opened, _),
         ):
-            opened = vortex.open_readable(handle, footer=self._footer, without_segment_cache=True)
             scan = opened.to_repeated_scan(self._wanted)
             found = scan.execute(row_range=(group.offset, group.offset + group.length)).read_all().to_arrow_table()
             table = found.combine_chunks()
@@ -109,3 +94,34 @@ class _VortexReader:
 
     def close(self) -> None:
         pass
+
+
+class _Bytes:
+    """What the library reads from. It makes texts of the errors of its reader; here is what they were."""
+
+    def __init__(self, handle: Any, size: int) -> None:
+        self._handle, self._size = handle, size
+        self.error: ZephonError | None = None
+
+    def size(self) -> int:
+        return self._size
+
+    def read_at(self, offset: int, length: int) -> Any:
+        try:
+            return self._handle.read_at(length, offset)
+        except ZephonError as error:
+            self.error = error
+            raise
+
+
+@contextmanager
+def _opened(file: StoredFile, footer: Any = None) -> Iterator[tuple[Any, Any]]:
+    """The library's file, and ours; what a store does not give is its error, not damage of the file."""
+    with library("vortex", "vortex", file.path) as vortex, file.open() as handle:
+        source = _Bytes(handle, file.size)
+        try:
+            yield vortex.open_readable(source, footer=footer, without_segment_cache=True), handle
+        except Exception:
+            if source.error is not None:
+                raise source.error from None
+            raise

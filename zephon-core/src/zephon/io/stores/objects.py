@@ -32,6 +32,7 @@ class ObjectStore:
         self._clients: Connections[Any] = Connections(lambda: _MAKERS[scheme](bucket))
         self._plain = Client()
         self._links_until = 0.0  # the store throttles: ask through links, whose answers say how long to wait
+        self._signs = True  # until it turns out that these credentials cannot, which may take seconds to find out
 
     def list(self, path: str) -> Found:
         key = path.partition("/")[2].strip("/")
@@ -69,7 +70,7 @@ class ObjectStore:
     def get(self, key: str, start: int, length: int, version: str, size: int) -> Any:
         import obstore
 
-        if time.monotonic() < self._links_until and (link := self._link(key)):
+        if self._signs and time.monotonic() < self._links_until and (link := self._link(key)):
             return self._plain.get(link, {}, start, length, "" if version.startswith(_AT) else version, size)[0]
         options: dict[str, Any] = {"range": (start, start + length)}
         try:
@@ -93,6 +94,7 @@ class ObjectStore:
     def renew(self) -> None:
         self._clients.renew()
         self._plain.renew()
+        self._signs = True
 
     def _listed(self, folder: str) -> Any:
         import obstore
@@ -111,6 +113,7 @@ class ObjectStore:
         try:
             return obstore.sign(self._clients.get(), "GET", key, timedelta(seconds=_LINK_SECONDS))
         except Exception:  # whatever keeps it from signing, the ordinary way is still there
+            self._signs = False
             return None
 
     def _uri(self, folder: str) -> str:
