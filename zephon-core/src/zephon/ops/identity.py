@@ -102,19 +102,21 @@ def _of_common(function: Any) -> dict[str, Any]:
 def _of_class(kind: type) -> dict[str, Any]:
     """Classes of a user's own that a class is built on, and what it holds: its body does not say what is set later."""
     bases = [base for base in (*kind.__bases__, type(kind)) if not _is_common(base) and not _is_ours(base)]
-    values: dict[str, Any] = {f"base {base.__qualname__}": base for base in bases}
+    values: dict[str, Any] = {f"base {n} {base.__qualname__}": base for n, base in enumerate(bases)}
     if _is_ours(kind):
         return values
     own = dict(vars(kind))
+    if issubclass(kind, enum.Enum):
+        values |= {f"member {name}": member.value for name, member in kind.__members__.items()}
     generated = _MADE_FROM_FIELDS if "__dataclass_fields__" in own or "_fields" in own else ()
     for name in sorted(own):
         value = own[name]
         called = isinstance(value, _PYTHON_MEMBERS)
-        if issubclass(kind, enum.Enum) and not called:
-            if isinstance(value, kind):
-                values[f"member {name}"] = value.value
-            continue
-        told = called if _is_dunder(name) else not isinstance(value, _C_MEMBERS) and name != "_abc_impl"
+        if _is_dunder(name) or issubclass(kind, enum.Enum):
+            # What Python itself puts there (for protocols, orderings, enums) follows from the body and its own version.
+            told = called and (name == "__call__" or not _is_common(getattr(value, "__func__", value)))
+        else:
+            told = not isinstance(value, _C_MEMBERS) and name != "_abc_impl"
         if told and not (name in generated and _is_generated(value)):
             values[f"attribute {name} of class {kind.__qualname__}"] = value
     return values
@@ -180,7 +182,7 @@ def _is_installed(kind: type) -> bool:
     return "site-packages" in path or "dist-packages" in path
 
 
-_HEAP_TYPE = 1 << 9
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # in __flags__
 _STANDARD = sys.stdlib_module_names - {"__main__", "this", "antigravity"}
 
 
@@ -323,7 +325,7 @@ class _Reader:
                 self.unsourced.append(told)
         if not is_class:
             self._parts(update, _of_function(value))
-        elif source is not None or any(isinstance(each, types.FunctionType) for each in vars(value).values()):
+        elif value.__flags__ & _HEAP_TYPE and not value.__flags__ & _IMMUTABLE_TYPE:  # not one that is written in C
             # The author of a library knows what is in its classes, and the reader of a warning does not.
             installed = _is_installed(value)
             self._quiet += installed

@@ -55,9 +55,11 @@ def source_of_code(code: types.CodeType) -> Source | None:
 def source_of_class(kind: type) -> Source | None:
     """That of a class: where its methods stand, or without any what has its name; None where there is none."""
     module, nodes = None, dict[int, ast.ClassDef]()
-    for value in vars(kind).values():
-        if not isinstance(value, types.FunctionType):
-            continue
+    for member in list(vars(kind).values()):
+        # Behind a static method, class method or property.
+        value = getattr(member, "__func__", None) or getattr(member, "fget", None) or member
+        if not isinstance(value, types.FunctionType) or value.__globals__.get("__name__") != kind.__module__:
+            continue  # a value, or taken over from a class elsewhere
         here = _module_at(value.__code__)
         owner = here.owners.get((value.__code__.co_firstlineno, value.__code__.co_name)) if here else None
         if owner is not None and module in (None, here):
