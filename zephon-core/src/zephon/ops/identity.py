@@ -87,7 +87,7 @@ def _of_function(function: Any) -> dict[str, Any]:
     keywords = function.__kwdefaults__ or {}
     values |= {f"default of {name}": keywords[name] for name in sorted(keywords)}
     own = dict(function.__dict__)
-    return values | {f"attribute {name}": own[name] for name in sorted(own) if name != "version"}
+    return values | {f"attribute {name}": own[name] for name in sorted(own)}
 
 
 def _of_common(function: Any) -> dict[str, Any]:
@@ -338,7 +338,7 @@ class _Reader:
         if isinstance(value, partial):
             arguments = {f"argument {n}": item for n, item in enumerate(value.args)}
             arguments |= {f"argument {name}": value.keywords[name] for name in sorted(value.keywords)}
-            own = {f"attribute {name}": item for name, item in sorted(vars(value).items()) if name != "version"}
+            own = {f"attribute {name}": item for name, item in sorted(vars(value).items())}
             values = {f"partial {name}": item for name, item in arguments.items()}
             self._add(update, ["partial", value.func])
             self._parts(update, values | own)

@@ -86,7 +86,7 @@ def _module_at(subject: types.CodeType | types.ModuleType | None) -> _Module | N
         return None
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=4)  # a file of 3,000 lines takes some MB
 def _parsed(text: str) -> _Module:
     return _Module(text)
 
