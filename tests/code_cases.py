@@ -245,6 +245,21 @@ CHANGES = {
         "1",
         "2",
     ),
+    "a class of arrays": (
+        "import numpy\nclass A(numpy.ndarray): pass\na = numpy.zeros(3).view(A)\na.n = @@\nF = lambda row, a=a: a.n",
+        "1",
+        "2",
+    ),
+    "a method of an enum": (
+        "import enum\nclass E(enum.Enum):\n    A = 1\n    def go(self): return @@\nF = lambda row, e=E.A: e.go()",
+        "1",
+        "2",
+    ),
+    "a class of partials": (
+        "class P(functools.partial):\n    def __call__(self, row): return @@\nF = P(keep, 1)",
+        "1",
+        "2",
+    ),
     "a mask": ("import numpy\nm = numpy.ma.masked_array([1, 2], mask=[0, @@])\nF = lambda row, m=m: m", "0", "1"),
 }
 # What must make no difference.

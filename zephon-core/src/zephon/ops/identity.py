@@ -277,6 +277,8 @@ class _Reader:
         elif isinstance(value, np.ndarray | np.generic):
             update(f"array {value.dtype.descr} {value.shape}:".encode())
             update(hashlib.sha256(value.tobytes()).digest())
+            if not _is_common(kind) and kind.__module__.partition(".")[0] != "numpy":
+                self._add(update, [kind, vars(value)])
         elif isinstance(value, np.dtype | pa.DataType | pa.Schema):
             update(f"type {value}".encode())
         elif isinstance(value, pa.Array | pa.ChunkedArray | pa.Table | pa.RecordBatch | pa.Scalar):
@@ -285,7 +287,7 @@ class _Reader:
         elif isinstance(value, re.Pattern):
             self._add(update, ["pattern", value.pattern, value.flags])
         elif isinstance(value, enum.Enum):
-            self._add(update, ["enum", kind.__qualname__, value.name, value.value])
+            self._add(update, ["enum", kind, value.name, value.value])
         elif isinstance(value, os.PathLike):
             self._add(update, ["path", os.fspath(value)])
         elif isinstance(value, types.ModuleType):
@@ -335,6 +337,8 @@ class _Reader:
     def _add_bound(self, update: Callable[[bytes], object], value: Any) -> None:
         """What calls a function, or an object."""
         kind = type(value)
+        if not _is_common(kind):
+            self._add(update, kind)
         if isinstance(value, partial):
             arguments = {f"argument {n}": item for n, item in enumerate(value.args)}
             arguments |= {f"argument {name}": value.keywords[name] for name in sorted(value.keywords)}
@@ -363,8 +367,6 @@ class _Reader:
             self._parts(update, {"the object that it is a method of": owner} if bound else {})
         else:
             self._add(update, ["object", kind.__qualname__])
-            if not _is_common(kind):
-                self._add(update, kind)
             self._parts(update, _of_object(value))
 
     def _add_texts(self, update: Callable[[bytes], object], value: Any) -> None:
@@ -383,7 +385,7 @@ class _Reader:
 
     def _miss(self, what: str) -> None:
         where = " of ".join(reversed(self._where))
-        told = f"{what} in {where}" if where else what
+        told = f"{what} in {where}" if where else f"what {what} holds" if what.startswith("a") else what
         if not self._quiet and told not in self.unseen and len(self.unseen) < _MOST_TOLD:
             self.unseen.append(told)
 
