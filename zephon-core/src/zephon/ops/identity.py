@@ -1,10 +1,11 @@
 """Code and what it is bound to as a short text that is the same in every process, for fingerprints.
 
-What decides a function's result is its source text and the plain values it carries: defaults, values of an enclosing
-function, arguments of a `functools.partial`, attributes of an object. Numbers, text, containers, arrays, patterns,
-paths, enums, functions, classes and objects made of these are hashed by what they hold, never by where they lie in
-memory nor in the order of a set. A value of any other kind cannot be told from another of its kind, which whoever
-makes the fingerprint is to say; a `version` on the function or object stands for it.
+What decides a function's result is its source text, that of what it names of its module (`source`), and the plain
+values it carries: defaults, values of an enclosing function, what it wraps, arguments of a `functools.partial`,
+attributes of an object and of its classes. Numbers, text, containers, arrays, patterns, paths, enums, functions,
+classes and objects made of these are hashed by what they hold, never by where they lie in memory nor in the order of a
+set. A value of any other kind cannot be told from another of its kind, which whoever makes the fingerprint is to say; a
+`version` on the function or object stands for it.
 """
 
 from __future__ import annotations
