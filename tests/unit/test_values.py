@@ -175,6 +175,13 @@ class TestTypesOfMaps:
         with pytest.raises(PipelineError, match=r"map_transform types is .* types of Arrow by the names of columns"):
             MapTransform(rare, types={"rare": "flaot"})
 
+    @pytest.mark.parametrize("name", ["new", "number"])
+    def test_a_number_that_no_column_can_hold_is_told_as_such_and_not_as_a_column_that_was_missing(self, name):
+        table = pa.table({"number": [1, 2]})
+        operator = probed([MapTransform(lambda row: {name: 10**30})], table).operators[0]
+        told = applied(operator, table).failed[0][2]
+        assert f'for column "{name}"; a whole number of 64 bits is needed' in told and "tried" not in told
+
     def test_fields_of_structs_are_looked_for_in_more_rows_than_the_first(self):
         def messages(row):
             return {"messages": [{"role": "user", "content": "x", **({"name": "y"} if row["number"] == 100 else {})}]}

@@ -1,10 +1,11 @@
 """Code and what it is bound to as a short text that is the same in every process, for fingerprints.
 
-What decides a function's result is its source text and the plain values it carries: defaults, values of an enclosing
-function, arguments of a `functools.partial`, attributes of an object. Numbers, text, containers, arrays, patterns,
-paths, enums, functions, classes and objects made of these are hashed by what they hold, never by where they lie in
-memory nor in the order of a set. A value of any other kind cannot be told from another of its kind, which whoever
-makes the fingerprint is to say; a `version` on the function or object stands for it.
+What decides a function's result is its source text, that of what it names of its module (`source`), and the plain
+values it carries: defaults, values of an enclosing function, what it wraps, arguments of a `functools.partial`,
+attributes of an object and of its classes. Numbers, text, containers, arrays, patterns, paths, enums, functions,
+classes and objects made of these are hashed by what they hold, never by where they lie in memory nor in the order of a
+set. A value of any other kind cannot be told from another of its kind, which whoever makes the fingerprint is to say; a
+`version` on the function or object stands for it.
 """
 
 from __future__ import annotations
@@ -12,12 +13,10 @@ from __future__ import annotations
 import enum
 import functools
 import hashlib
-import inspect
 import itertools
 import os
 import re
 import sys
-import textwrap
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +25,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+
+from .source import current_values, source_of_class, source_of_code
 
 __all__ = ["Identity", "identity_of", "name_of"]
 
@@ -42,10 +43,13 @@ class Identity:
     Attributes:
         text: name and digests; the same in every process and for the same code and values.
         unseen: in words, values that it carries and that `text` does not tell apart.
+        unsourced: names of functions whose source is not to be found: `text` is of their bytecode, which another
+            version of Python makes otherwise.
     """
 
     text: str
     unseen: tuple[str, ...] = ()
+    unsourced: tuple[str, ...] = ()
 
 
 def name_of(function: Any) -> str:
@@ -57,51 +61,19 @@ def name_of(function: Any) -> str:
 
 
 def identity_of(function: Any) -> Identity:
-    """Name of a function, or of the class of an object, and digests of its source and of the values it carries."""
+    """Name of a function, or of the class of an object, and a digest of its source and of the values it carries."""
     try:
         version = getattr(function, "version", "")
     except Exception:  # a property of the user's own
         version = ""
     told = f" version {version}" if isinstance(version, str | int) and version != "" else ""
-    reader = _Reader()
-    try:
-        subject, values = _taken_apart(function)
-    except Exception:  # an object with a part that Python does not see
-        subject, values = type(function), {}
-        reader.unseen.append(f"what a {name_of(subject)} holds")
-    bound = reader.digest_of(values) if values else ""
-    text = f"{name_of(subject)} {_short(_source(subject))}{f' with {bound}' if bound else ''}{told}"
-    return Identity(text, () if told else tuple(reader.unseen))
-
-
-def _short(text: str | bytes) -> str:
-    return hashlib.sha256(text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text).hexdigest()[:12]
-
-
-def _taken_apart(function: Any) -> tuple[Any, dict[str, Any]]:
-    """What has the source, and the values that go with it by the words for each; none where the source says it all."""
-    if isinstance(function, partial):
-        subject, values = _taken_apart(function.func)
-        arguments = {f"argument {n}": value for n, value in enumerate(function.args)}
-        arguments |= {f"argument {name}": function.keywords[name] for name in sorted(function.keywords)}
-        return subject, {**values, **{f"partial {name}": value for name, value in arguments.items()}}
-    if inspect.ismethod(function):
-        subject, values = _taken_apart(function.__func__)
-        return subject, {**values, "the object that it is a method of": function.__self__}
-    if hasattr(function, "__wrapped__") and not hasattr(function, "__code__"):  # functools.cache
-        return _taken_apart(function.__wrapped__)
-    if hasattr(function, "__code__"):
-        return function, _of_function(function)
-    if inspect.isclass(function):
-        return function, _of_bases(function)
-    if isinstance(function, types.BuiltinFunctionType):
-        owner = function.__self__
-        bound = owner is not None and not isinstance(owner, types.ModuleType)
-        return function, {"the object that it is a method of": owner} if bound else {}
-    return type(function), {**_of_bases(type(function)), **_of_object(function)}
+    reader = _Reader(bytecode=not told)
+    text = f"{name_of(function)} {reader.digest(function)}{told}"
+    return Identity(text) if told else Identity(text, tuple(reader.unseen), tuple(reader.unsourced))
 
 
 def _of_function(function: Any) -> dict[str, Any]:
+    """What a function carries besides its code, by the words for each."""
     values: dict[str, Any] = {}
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -114,13 +86,51 @@ def _of_function(function: Any) -> dict[str, Any]:
     names = code.co_varnames[code.co_argcount - len(defaults) : code.co_argcount]
     values |= {f"default of {name}": value for name, value in zip(names, defaults, strict=True)}
     keywords = function.__kwdefaults__ or {}
-    return values | {f"default of {name}": keywords[name] for name in sorted(keywords)}
+    values |= {f"default of {name}": keywords[name] for name in sorted(keywords)}
+    own = dict(function.__dict__)
+    return values | {f"attribute {name}": own[name] for name in sorted(own)}
 
 
-def _of_bases(kind: type) -> dict[str, Any]:
-    """The classes of a user's own that a class is built on."""
-    bases = [base for base in kind.__mro__[1:] if not _is_common(base) and base.__module__.split(".")[0] != "zephon"]
-    return {f"base {base.__qualname__}": base for base in bases}
+def _of_common(function: Any) -> dict[str, Any]:
+    """What a function of Python's own makes of functions of the user's."""
+    if hasattr(function, "registry") and hasattr(function, "dispatch"):  # functools.singledispatch
+        kinds = sorted(function.registry, key=lambda kind: (kind.__qualname__, kind.__module__))
+        return {f"handler {n} of {kind.__qualname__}": function.registry[kind] for n, kind in enumerate(kinds)}
+    wrapped = getattr(function, "__wrapped__", None)
+    return {} if wrapped is None else {"what it wraps": wrapped}
+
+
+def _of_class(kind: type) -> dict[str, Any]:
+    """Classes of a user's own that a class is built on, and what it holds: its body does not say what is set later."""
+    bases = [base for base in (*kind.__bases__, type(kind)) if not _is_common(base) and not _is_ours(base)]
+    values: dict[str, Any] = {f"base {n} {base.__qualname__}": base for n, base in enumerate(bases)}
+    if _is_ours(kind):
+        return values
+    own = dict(vars(kind))
+    if issubclass(kind, enum.Enum):
+        values |= {f"member {name}": member.value for name, member in kind.__members__.items()}
+    generated = _MADE_FROM_FIELDS if "__dataclass_fields__" in own or "_fields" in own else ()
+    for name in sorted(own):
+        value = own[name]
+        called = isinstance(value, _PYTHON_MEMBERS)
+        if _is_dunder(name) or issubclass(kind, enum.Enum):
+            # What Python itself puts there (for protocols, orderings, enums) follows from the body and its own version.
+            told = called and (name == "__call__" or not _is_common(getattr(value, "__func__", value)))
+        else:
+            told = not isinstance(value, _C_MEMBERS) and name != "_abc_impl"
+        if told and not (name in generated and _is_generated(value)):
+            values[f"attribute {name} of class {kind.__qualname__}"] = value
+    return values
+
+
+def _is_dunder(name: str) -> bool:
+    return name.startswith("__") and name.endswith("__")
+
+
+def _is_generated(function: Any) -> bool:
+    """Whether a method was made from the fields of a dataclass or named tuple, which the class shows."""
+    code = getattr(function, "__code__", None) or getattr(getattr(function, "__func__", None), "__code__", None)
+    return code is None or code.co_filename.startswith("<") or _is_common(function)
 
 
 def _of_object(value: Any) -> dict[str, Any]:
@@ -152,47 +162,33 @@ def _of_object(value: Any) -> dict[str, Any]:
 
 
 def _is_common(kind: Any) -> bool:
-    """Whether a class or function comes with Python."""
-    return str(getattr(kind, "__module__", None) or "builtins").partition(".")[0] in _STANDARD
+    """Whether a class or function comes with Python; a wrapper is where its code is, whatever name it bears."""
+    scope = getattr(kind, "__globals__", None)
+    if isinstance(scope, dict):
+        module = scope.get("__name__", "")
+    else:
+        module = getattr(kind, "__module__", None) or "builtins"
+        if module == "builtins" and isinstance(kind, type) and kind.__flags__ & _HEAP_TYPE:
+            return False  # made by exec with no name for its module
+    return str(module).partition(".")[0] in _STANDARD
 
 
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "zephon"
+
+
+def _is_installed(kind: type) -> bool:
+    """Whether a class is of an installed package; decides only what is warned of."""
+    path = str(getattr(sys.modules.get(kind.__module__), "__file__", None))
+    return "site-packages" in path or "dist-packages" in path
+
+
+_HEAP_TYPE, _IMMUTABLE_TYPE = 1 << 9, 1 << 8  # in __flags__
 _STANDARD = sys.stdlib_module_names - {"__main__", "this", "antigravity"}
 
 
-def _source(subject: Any) -> str:
-    if _is_common(subject) and not hasattr(subject, "__code__"):
-        return ""
-    try:
-        source = textwrap.dedent(inspect.getsource(subject))
-    except (OSError, TypeError, IndentationError):  # typed in at a prompt, or not written in Python
-        return _bytecode(subject)
-    if getattr(subject, "__name__", "") == "<lambda>" and source.count("lambda") > 1:
-        # The source is all of the statement: which of its functions this is shows in what it uses.
-        code = subject.__code__
-        used = [each for each in code.co_consts if each is not None and not isinstance(each, types.CodeType)]
-        source += f" {code.co_varnames} {code.co_names} {_Reader().digest(used)}"
-    return source
-
-
-def _bytecode(subject: Any) -> str:
-    """What the interpreter made of a source that is not there; differs between versions of Python."""
-    code = getattr(subject, "__code__", None)
-    if code is not None:
-        return _code_text(code)
-    if not inspect.isclass(subject):
-        return ""
-    # What a class says: its methods, those behind decorators too, and its plain values.
-    lines = []
-    for name, value in sorted(vars(subject).items()):
-        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
-        if hasattr(inner, "__code__"):
-            lines.append(f"{name} {_code_text(inner.__code__)}")
-        elif isinstance(value, str | int | float | bytes | bool | tuple) and not name.startswith("__"):
-            lines.append(f"{name} {_Reader().digest(value)}")
-    return "\n".join(lines)
-
-
 def _code_text(code: types.CodeType) -> str:
+    """What the interpreter made of a source that is not there; differs between versions of Python."""
     constants = [
         _code_text(each) if isinstance(each, types.CodeType) else _Reader().digest(each) for each in code.co_consts
     ]
@@ -202,21 +198,20 @@ def _code_text(code: types.CodeType) -> str:
 class _Reader:
     """Hashes values by what they hold."""
 
-    def __init__(self) -> None:
+    def __init__(self, bytecode: bool = True) -> None:
+        self._bytecode = bytecode
         self.unseen: list[str] = []
+        self.unsourced: list[str] = []
+        self._quiet = 0
         self._read = 0
         self._open: dict[int, int] = {}  # what is being read, by id, and how deep
+        self._outermost = _MOST_DEPTH  # how deep what was met again lies that is still being read
+        self._known: dict[int, tuple[Any, bytes]] = {}  # functions and classes that were read, and their digests
         self._where: list[str] = []
 
     def digest(self, value: Any) -> str:
         """A few hexadecimal digits for a value."""
         return self._hash(value).hex()[:12]
-
-    def digest_of(self, values: Mapping[str, Any]) -> str:
-        """The same for values by the words for each."""
-        hasher = hashlib.sha256()
-        self._parts(hasher.update, values)
-        return hasher.hexdigest()[:12]
 
     def _hash(self, value: Any) -> bytes:
         hasher = hashlib.sha256()
@@ -236,7 +231,12 @@ class _Reader:
             update(content)
             return
         if id(value) in self._open:
-            update(b"again %d" % self._open[id(value)])
+            # How far out it is, and not how deep, is the same from wherever this was come to.
+            update(b"again %d" % (len(self._open) - self._open[id(value)]))
+            self._outermost = min(self._outermost, self._open[id(value)])
+            return
+        if id(value) in self._known:
+            update(self._known[id(value)][1])
             return
         self._read += 1
         if self._read > _MOST_VALUES or len(self._open) > _MOST_DEPTH:
@@ -268,14 +268,18 @@ class _Reader:
         elif kind in (dict, types.MappingProxyType):
             # In its order, which may be that in which rules are tried.
             update(b"dict %d:" % len(value))
-            for key, item in value.items():
+            for key, item in list(value.items()):
                 self._add(update, key)
                 self._add(update, item)
+        elif isinstance(value, np.ma.MaskedArray):
+            self._add(update, ["masked", np.ma.getmaskarray(value), np.ma.getdata(value), value.fill_value])
         elif isinstance(value, np.ndarray | np.generic) and value.dtype.hasobject:
             self._add(update, ["objects", list(value.shape), value.tolist()])
         elif isinstance(value, np.ndarray | np.generic):
             update(f"array {value.dtype.descr} {value.shape}:".encode())
             update(hashlib.sha256(value.tobytes()).digest())
+            if not _is_common(kind) and kind.__module__.partition(".")[0] != "numpy":
+                self._add(update, [kind, vars(value)])
         elif isinstance(value, np.dtype | pa.DataType | pa.Schema):
             update(f"type {value}".encode())
         elif isinstance(value, pa.Array | pa.ChunkedArray | pa.Table | pa.RecordBatch | pa.Scalar):
@@ -284,21 +288,87 @@ class _Reader:
         elif isinstance(value, re.Pattern):
             self._add(update, ["pattern", value.pattern, value.flags])
         elif isinstance(value, enum.Enum):
-            self._add(update, ["enum", kind.__qualname__, value.name, value.value])
+            self._add(update, ["enum", kind, value.name, value.value])
         elif isinstance(value, os.PathLike):
             self._add(update, ["path", os.fspath(value)])
         elif isinstance(value, types.ModuleType):
             self._add(update, ["module", value.__name__])
-        elif inspect.isclass(value) or isinstance(value, _FUNCTIONS):
-            subject, values = _taken_apart(value)
-            common = _is_common(subject)
-            self._add(update, ["code", name_of(subject), "" if common else _short(_source(subject))])
-            self._parts(update, {} if common and not isinstance(value, _BOUND) else values)
+        elif isinstance(value, types.FunctionType | type):
+            self._add_code(update, value)
         else:
-            values = _of_object(value)
-            source = "" if _is_common(kind) else _source(kind)
-            self._add(update, ["object", kind.__qualname__, _short(source)])
-            self._parts(update, {**({} if _is_common(kind) else _of_bases(kind)), **values})
+            self._add_bound(update, value)
+
+    def _add_code(self, update: Callable[[bytes], object], value: Any) -> None:
+        """A function or class, which is read only once: what many share would be read as often as there are ways."""
+        depth, outermost, self._outermost = len(self._open) - 1, self._outermost, _MOST_DEPTH
+        hasher = hashlib.sha256()
+        self._add_code_once(hasher.update, value)
+        update(hasher.digest())
+        if self._outermost >= depth:  # all of it is within itself
+            self._known[id(value)] = value, hasher.digest()
+        self._outermost = min(outermost, self._outermost)
+
+    def _add_code_once(self, update: Callable[[bytes], object], value: Any) -> None:
+        is_class = isinstance(value, type)
+        if _is_common(value):
+            module = (value.__module__ or "builtins").partition(".")[0].lstrip("_")
+            self._add(update, ["common", module, name_of(value)])
+            self._parts(update, {} if is_class else _of_common(value))
+            return
+        source = source_of_class(value) if is_class else source_of_code(value.__code__)
+        self._add(update, ["code", name_of(value)])
+        if source is not None:
+            self._add(update, [source.text, list(source.named)])
+            scope = getattr(sys.modules.get(value.__module__), "__dict__", {}) if is_class else value.__globals__
+            self._parts(update, current_values(source, scope))
+        elif not is_class:
+            self._add(update, _code_text(value.__code__) if self._bytecode else "")
+            told = name_of(value)
+            if not self._quiet and told not in self.unsourced and len(self.unsourced) < _MOST_TOLD:
+                self.unsourced.append(told)
+        if not is_class:
+            self._parts(update, _of_function(value))
+        elif value.__flags__ & _HEAP_TYPE and not value.__flags__ & _IMMUTABLE_TYPE:  # not one that is written in C
+            # The author of a library knows what is in its classes, and the reader of a warning does not.
+            installed = _is_installed(value)
+            self._quiet += installed
+            self._parts(update, _of_class(value))
+            self._quiet -= installed
+
+    def _add_bound(self, update: Callable[[bytes], object], value: Any) -> None:
+        """What calls a function, or an object."""
+        kind = type(value)
+        if not _is_common(kind):
+            self._add(update, kind)
+        if isinstance(value, partial):
+            arguments = {f"argument {n}": item for n, item in enumerate(value.args)}
+            arguments |= {f"argument {name}": value.keywords[name] for name in sorted(value.keywords)}
+            own = {f"attribute {name}": item for name, item in sorted(vars(value).items())}
+            values = {f"partial {name}": item for name, item in arguments.items()}
+            self._add(update, ["partial", value.func])
+            self._parts(update, values | own)
+        elif isinstance(value, types.MethodType):
+            self._add(update, ["method", value.__func__])
+            self._parts(update, {"the object that it is a method of": value.__self__})
+        elif isinstance(value, property):
+            self._add(update, ["property", value.fget, value.fset, value.fdel])
+        elif isinstance(value, staticmethod | classmethod):
+            self._add(update, [kind.__name__, value.__func__])
+        elif isinstance(value, functools.cached_property):
+            self._add(update, ["cached", value.func])
+        elif isinstance(value, functools.singledispatchmethod):
+            self._add(update, ["dispatched", value.dispatcher])
+        elif isinstance(value, _CACHED):
+            self._add(update, ["cached", value.__wrapped__])
+        elif isinstance(value, _C_FUNCTIONS):
+            owner = getattr(value, "__self__", None)
+            bound = owner is not None and not isinstance(owner, types.ModuleType)
+            module = str(getattr(value, "__module__", None) or "builtins").partition(".")[0].lstrip("_")
+            self._add(update, ["common", module, name_of(value)])
+            self._parts(update, {"the object that it is a method of": owner} if bound else {})
+        else:
+            self._add(update, ["object", kind.__qualname__])
+            self._parts(update, _of_object(value))
 
     def _add_texts(self, update: Callable[[bytes], object], value: Any) -> None:
         """Many texts at once, ten times as fast: a lexicon may have a million."""
@@ -316,22 +386,55 @@ class _Reader:
 
     def _miss(self, what: str) -> None:
         where = " of ".join(reversed(self._where))
-        told = f"{what} in {where}" if where else what
-        if told not in self.unseen and len(self.unseen) < _MOST_TOLD:
+        told = f"{what} in {where}" if where else f"what {what} holds" if what.startswith("a") else what
+        if not self._quiet and told not in self.unseen and len(self.unseen) < _MOST_TOLD:
             self.unseen.append(told)
 
 
-_FUNCTIONS = (
-    types.FunctionType,
-    types.MethodType,
+_CACHED = type(functools.cache(repr))
+_C_FUNCTIONS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,
     types.WrapperDescriptorType,
     types.MethodWrapperType,
-    partial,
-    type(functools.cache(repr)),
+    types.ClassMethodDescriptorType,
 )
-_BOUND = (partial, types.MethodType, types.BuiltinFunctionType)
+# What a class has besides values: what is written in Python, and what is not and so carries nothing.
+_PYTHON_MEMBERS = (
+    types.FunctionType,
+    types.MethodType,
+    staticmethod,
+    classmethod,
+    property,
+    partial,
+    functools.partialmethod,
+    functools.cached_property,
+    functools.singledispatchmethod,
+    _CACHED,
+)
+_C_MEMBERS = (types.MemberDescriptorType, types.GetSetDescriptorType, *_C_FUNCTIONS)
+_MADE_FROM_FIELDS = frozenset(
+    (
+        "__init__",
+        "__new__",
+        "__repr__",
+        "__eq__",
+        "__lt__",
+        "__le__",
+        "__gt__",
+        "__ge__",
+        "__hash__",
+        "__setattr__",
+        "__delattr__",
+        "__getnewargs__",
+        "__replace__",
+        "__getstate__",
+        "__setstate__",
+        "_make",
+        "_replace",
+        "_asdict",
+    )
+)
 _PLAIN: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda value: b"",
     type(...): lambda value: b"",

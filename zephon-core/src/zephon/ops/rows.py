@@ -10,8 +10,9 @@ from __future__ import annotations
 import copy
 import logging
 import re
+import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ from ..errors import PipelineError
 from ..faults import reason_of
 from .expression import Expression, missing_column, one_line
 from .identity import Identity, identity_of, name_of
-from .values import column_as, common_type
+from .values import column_as, common_type, unfit_anywhere
 
 __all__ = [
     "ROW_COLUMN",
@@ -152,13 +153,8 @@ class RowOperator:
         if known is None:
             known = identity_of(self.function)
             object.__setattr__(self, "_code", known)
-            if known.unseen:
-                _log.warning(
-                    "%s carries what a fingerprint cannot describe (%s), so a restore will not notice when that is "
-                    "another one; give the function, or the class, an attribute version, a text that changes with it.",
-                    self.label,
-                    "; ".join(known.unseen),
-                )
+            if known.unseen or known.unsourced:
+                _log.warning("%s %s.", self.label, " ".join(_not_described(known)))
         return known
 
     def apply(self, rows: Rows) -> None:
@@ -172,6 +168,22 @@ class RowOperator:
     def is_for(self, dataset: str) -> bool:
         """Whether rows of this dataset go through it."""
         return self.datasets is None or dataset in self.datasets
+
+
+def _not_described(code: Identity) -> Iterator[str]:
+    """In words, what a fingerprint does not tell of a function, and what to do."""
+    if code.unseen:
+        yield (
+            f"carries what a fingerprint cannot describe ({'; '.join(code.unseen)}), so a restore will not notice when "
+            "that is another one;"
+        )
+    if code.unsourced:
+        python = f"Python {sys.version_info[0]}.{sys.version_info[1]}"
+        yield (
+            f"{'and ' if code.unseen else ''}has code whose source is not to be found ({', '.join(code.unsourced)}), "
+            f"so its bytecode counts, which only {python} makes like that;"
+        )
+    yield "give the function, or the class, an attribute version, a text that changes with it"
 
 
 def check_names(operator: str, what: str, names: Any) -> tuple[str, ...] | None:
@@ -427,7 +439,7 @@ def replace_rows(rows: Rows, label: str, results: list[Any], types: Mapping[str,
         if known and kind is None:
             for index, value in enumerate(values):
                 if value is not None:
-                    fail(index, f'it gave a column "{name}", {_NOT_SEEN}')
+                    fail(index, unfit_anywhere(name, value) or f'it gave a column "{name}", {_NOT_SEEN}')
             continue
         if kind is None:
             kind = common_type(values, table.schema.field(name).type if here else pa.null())

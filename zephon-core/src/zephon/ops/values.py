@@ -21,7 +21,7 @@ from .._arrow import column_of
 from ..io.damage import shown_value
 from .expression import one_line
 
-__all__ = ["column_as", "common_type", "could_widen", "is_open"]
+__all__ = ["column_as", "common_type", "could_widen", "is_open", "unfit_anywhere"]
 
 _PLAIN: dict[type, pa.DataType] = {
     str: pa.large_string(),
@@ -158,12 +158,19 @@ def _fitted(name: str, value: Any, kind: pa.DataType) -> tuple[str | None, Any]:
     return _why(name, value, kind), None
 
 
+def unfit_anywhere(name: str, value: Any) -> str | None:
+    """Why no column can hold a value, whatever its type; None where one can."""
+    return _fitted(name, _plain(value), common_type([value]))[0]
+
+
 def _why(name: str, value: Any, kind: pa.DataType) -> str:
     try:
         shown = shown_value(value)
     except Exception:  # whatever the value's own code does
         shown = "something"
     shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    if type(value) is int and kind == pa.int64():
+        return f'it gave {shown} for column "{name}"; a whole number of 64 bits is needed, -2**63 to 2**63 - 1'
     was = "null in every row" if pa.types.is_null(kind) else str(kind)[:80]
     return f'it gave {shown!r} ({type(value).__name__}) for column "{name}", which is {was} in the rows tried first'
 
