@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import step_digests
 
-from zephon import Pipeline, PipelineError
+from zephon import CheckpointError, Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops import Turns
 from zephon.topology import divisors
@@ -212,6 +212,23 @@ def test_a_mixture_that_takes_over_begins_when_the_stock_is_used_up(chunk_size):
     shares = shares_by_part(build(source_of(0.1, continues=first)).restore(state), 32_000, 20)
     # A stock of 100,000 tokens, and up to 256 records of each lane until it can be entered.
     assert np.abs(shares[:3] - 0.9).max() < 0.02 and np.abs(shares[7:] - 0.1).max() < 0.02
+
+
+def test_a_lane_that_gives_out_the_last_of_its_stock_is_not_taken_over():
+    def build(share, **more):
+        rows = [Dataset.from_dict(name, {"input_ids": [[7] * 32] * 100}) for name in "ab"]
+        source = StaticMixtureWorkSource(rows, mixture={"a": share, "b": 1}, seed=1, repeat=False, **more)
+        pipeline = Pipeline(source).options(canonical_replicas=1, runner="inline", flush_every_k_chunks=2)
+        return source, pipeline.pretokenized().ensure_mixture(4).pack_flat(31).batch(1)
+
+    source, first = build(0.2)
+    for _ in itertools.islice(first, 198):
+        pass
+    state = first.checkpoint()
+    first.close()
+    _, second = build(5, continues=source)
+    with pytest.raises(CheckpointError, match="take the run over at an earlier state"):
+        second.restore(state)
 
 
 def test_bins_cannot_be_combined_with_it(tiny_tokenizer):

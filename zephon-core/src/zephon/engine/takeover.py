@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ..errors import CheckpointError
 from ..state import LaneStart
 from .lane import LaneStream, Totals
 from .plan import Plan
@@ -32,6 +33,11 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
             if lane.ready:
                 lane.take(lane.ready)
         found = next((each for each in lane.starts if each.records_before >= used), None)
+        if found is None and plan.mixture:
+            raise CheckpointError(
+                f"lane {number} of the earlier run gives out what it holds at the end of its data, and with "
+                "ensure_mixture it cannot be taken over while it does; take the run over at an earlier state."
+            )
         if found is None:  # the lane ends before it can be entered again
             chunks = plan.curriculum.chunks_of(number)
             assert chunks is not None
