@@ -116,6 +116,26 @@ def test_json_lines_read_paths_the_fast_way(tmp_path, monkeypatch):
     assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["one", "flat"]
 
 
+def test_json_lines_take_a_path_where_the_column_of_that_name_is_null(tmp_path):
+    line = '{"meta.text": null, "meta": {"text": "y"}}\n'
+    for first in ("", " "):  # a space before a line sends its run the slow way
+        (tmp_path / "a.jsonl").write_text(first + line + line)
+        assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["y", "y"]
+
+
+@pytest.mark.parametrize("other", ["", ', "x": NaN', ', "x": "\\ud800"', ', "n": "one"'])
+def test_json_lines_leave_nested_values_as_they_stand(tmp_path, other):
+    nested = '{"a":3, "id": 9007199254740993, "big": 123456789012345678901234567890, "é": ["ü", 1.50, "\\u00e9"]}'
+    (tmp_path / "a.jsonl").write_text(f'{{"n": 1, "meta": {nested}{other}}}\n' * 2, encoding="utf-8")
+    assert column(opened(tmp_path, ["{meta}"]), "{meta}") == [nested, nested]
+
+
+def test_numbers_among_texts_are_printed_as_they_stand(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 9007199254740993}\n{"text": "b", "id": null}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "c", "id": "x7"}\n{"text": "d", "id": true}\n')
+    assert column(opened(tmp_path, ["{id}"]), "{id}") == ["9007199254740993", None, "x7", "true"]
+
+
 # Shards that differ
 
 
