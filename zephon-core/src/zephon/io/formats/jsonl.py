@@ -28,8 +28,8 @@ from zephon.io.storage import StoredFile
 __all__ = ["RUN_BYTES", "JsonLines"]
 
 RUN_BYTES = 1 << 20
-# Arrow's JSON parser counts a block in 32 bits. A line beyond this is no document but a file without newlines.
-_MAX_LINE_BYTES = 1 << 30
+# A line is parsed as a whole, in several times its memory. One beyond this is a file without newlines.
+_MAX_LINE_BYTES = 256 << 20
 # Rows whose keys stand for those of the file when a column is looked for.
 _HEAD_ROWS = 64
 _SHOWN_BYTES = 1 << 14  # of a line that cannot be read, for people to look at
@@ -162,6 +162,7 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
     view, filled = memoryview(block), 0
     array = np.frombuffer(block, np.uint8)
     long_crc, long_bytes = 0, 0  # what has gone by of a line longer than a block
+    before = 0  # lines, those of earlier runs
 
     with open_stream(file, codec_of(file.path)) as source:
         at_end = False
@@ -177,14 +178,13 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
             if end == 0:
                 long_crc, long_bytes, filled = zlib.crc32(view[:filled], long_crc), long_bytes + filled, 0
                 if long_bytes > _MAX_LINE_BYTES:
-                    raise DataError(
-                        f"'{file.path}' holds a line of more than {_MAX_LINE_BYTES >> 20} MiB; "
-                        "JSON lines hold one document per line, so check that it is such a file"
-                    )
+                    _refuse_length(file, before)
                 continue
+            if long_bytes and long_bytes + end - (block[end - 1] == _NEWLINE) > _MAX_LINE_BYTES:
+                _refuse_length(file, before)
             rows = int(np.count_nonzero(array[:end] == _NEWLINE)) + (block[end - 1] != _NEWLINE)
             yield zlib.crc32(view[:end], long_crc), long_bytes + end, rows
-            long_crc, long_bytes = 0, 0
+            long_crc, long_bytes, before = 0, 0, before + rows
             block[: filled - end] = block[end:filled]
             filled -= end
         if long_bytes:  # the file ends with a long line that fills its last block exactly and has no newline
@@ -193,20 +193,29 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
 
 def _head(file: StoredFile) -> list[bytes]:
     """The first lines of the file, at most `_HEAD_ROWS`, at least one where there is any."""
+    blocks: list[bytes] = []
+    size = ends = 0
     with open_stream(file, codec_of(file.path)) as source:
-        data = bytearray()
-        while data.count(b"\n") < _HEAD_ROWS and len(data) <= _MAX_LINE_BYTES:
+        while ends < _HEAD_ROWS and not (ends and size >= RUN_BYTES):
             block = source.read(RUN_BYTES)
+            if not ends and size + (block.find(b"\n") if b"\n" in block else len(block)) > _MAX_LINE_BYTES:
+                _refuse_length(file, 0)
             if not block:
+                ends += 1  # that of the last line
                 break
-            data += block
-            if len(data) >= RUN_BYTES and b"\n" in data:
-                break
-        else:
-            block = b"more"
-    lines = bytes(data).split(b"\n")
-    whole = lines[:-1] if block and len(lines) > 1 else lines
-    return whole[:_HEAD_ROWS]
+            blocks.append(block)
+            size += len(block)
+            ends += block.count(b"\n")
+    return b"".join(blocks).split(b"\n", _HEAD_ROWS)[: min(ends, _HEAD_ROWS)]
+
+
+def _refuse_length(file: StoredFile, row: int) -> NoReturn:
+    _refuse(
+        file,
+        row,
+        f"is longer than {_MAX_LINE_BYTES:,} bytes, the most that are read as one document",
+        "JSON lines hold one document per line, so check that it is such a file",
+    )
 
 
 def _keys_of_head(
