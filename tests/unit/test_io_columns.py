@@ -136,6 +136,28 @@ def test_numbers_among_texts_are_printed_as_they_stand(tmp_path):
     assert column(opened(tmp_path, ["{id}"]), "{id}") == ["9007199254740993", None, "x7", "true"]
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_json_lines_take_columns_that_first_appear_late(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr(jsonl, "RUN_BYTES", 64)
+    late = [{"a": "z", "é": "y"}, {"a": None, "meta": {"n": 7}}, {"text": "late"}]
+    data = "".join(json.dumps(row) + "\n" for row in [{"a": "x"}] * 100 + late).encode()
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    template = "{a}{é}{meta.n}"
+    assert column(opened(tmp_path, [template]), template) == ["x"] * 100 + ["zy", "7", None]
+    assert column(opened(tmp_path, ["text"]), "text") == [None] * 102 + ["late"]
+    for nowhere in ("{a}{b}", "b", "{a}{b.c}"):
+        with pytest.raises(DataError, match=r"no column '"):
+            opened(tmp_path, [nowhere])
+
+
+def test_what_a_template_names_may_be_missing_in_a_file_of_json_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "x", "c": null}\n')
+    (tmp_path / "b.jsonl").write_text('{"b": "y", "c": null}\n')
+    assert column(opened(tmp_path, ["{a}{b}{c}"]), "{a}{b}{c}") == ["x", "y"]
+    with pytest.raises(DataError, match="no column 'd'"):
+        opened(tmp_path, ["{a}{d}"])
+
+
 # Shards that differ
 
 

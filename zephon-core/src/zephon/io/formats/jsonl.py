@@ -106,7 +106,8 @@ class _JsonLinesReader:
         # Without kinds all is text, and anything else is refused.
         self._kinds = None
         if kinds is not None:
-            self._kinds = {name: kinds.get(name) or ("text" if "." in name else "json") for name in self._physical}
+            # Of what the first rows do not hold nothing is known; as text anything can be read.
+            self._kinds = {name: _known_kind(kinds.get(name)) for name in self._physical}
             if text_column in self._kinds:
                 self._kinds[text_column] = "document"
         codec = codec_of(file.path)
@@ -221,9 +222,9 @@ def _refuse_length(file: StoredFile, row: int) -> NoReturn:
 def _keys_of_head(
     file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool, skips: bool = False
 ) -> dict[str, str]:
-    """The keys of the first rows, sorted, and what they hold; `DataError` when none of them is `size_column`.
+    """The keys of the first rows, sorted, and what they hold, with what `size_column` needs of later rows ("null").
 
-    With `skips`, rows that are no good are passed over.
+    `DataError` when the file has no `size_column`. With `skips`, rows that are no good are passed over.
     """
     _, _, offset, length = groups[0]
     codec = codec_of(file.path)
@@ -245,10 +246,37 @@ def _keys_of_head(
 
     lines = enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS])
     kinds = _kinds_of(_sound_rows(lines, read, skips))
-    for name in sized:
-        if kinds and not has_column(name, kinds):
-            raise missing_column(name, sorted(kinds), file.path)
+    late = [name for name in sized if kinds and not has_column(name, kinds)]
+    if late:
+        kinds.update(dict.fromkeys(_later_keys(file, late), "null"))
+        # What a template names may be missing in a file; whether it is in none is known when all are.
+        for name in late if template is None else ():
+            if not has_column(name, kinds):
+                raise missing_column(name, sorted(kinds), file.path)
     return dict(sorted(kinds.items()))
+
+
+def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
+    """Which of `names`, or what they are paths into, a file of JSON lines may have as a key anywhere.
+
+    Looks for the key in quotes, as it is or with what is not ASCII escaped. So a text that is the key's name counts
+    too, and a key that is escaped in another way does not.
+    """
+    keys = {top for name in names for top in (name, name.split(".")[0])}
+    wanted = {
+        json.dumps(key, ensure_ascii=escaped).encode("utf-8", "surrogatepass"): key
+        for key in keys
+        for escaped in (False, True)
+    }
+    overlap = max(map(len, wanted)) - 1
+    found: set[str] = set()
+    last = b""
+    with corrupt_data_errors(file, JsonLines.name), open_stream(file, codec_of(file.path)) as source:
+        while found != keys and (block := source.read(RUN_BYTES)):
+            last += block
+            found.update(key for quoted, key in wanted.items() if key not in found and quoted in last)
+            last = last[-overlap:]
+    return sorted(found)
 
 
 def _sound_rows(
@@ -530,6 +558,10 @@ def _typed(text: str, kind: str, name: str, file: StoredFile, row: int) -> Any:
         f"holds {_kind(_DECODER.decode(text))} in '{name}', where the first rows of the dataset hold {_NAMES[kind]}",
         "give the column one type",
     )
+
+
+def _known_kind(kind: str | None) -> str:
+    return "text" if kind in (None, "null") else str(kind)
 
 
 _KINDS = {str: "text", float: "number", bool: "flag"}
