@@ -116,6 +116,48 @@ def test_json_lines_read_paths_the_fast_way(tmp_path, monkeypatch):
     assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["one", "flat"]
 
 
+def test_json_lines_take_a_path_where_the_column_of_that_name_is_null(tmp_path):
+    line = '{"meta.text": null, "meta": {"text": "y"}}\n'
+    for first in ("", " "):  # a space before a line sends its run the slow way
+        (tmp_path / "a.jsonl").write_text(first + line + line)
+        assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["y", "y"]
+
+
+@pytest.mark.parametrize("other", ["", ', "x": NaN', ', "x": "\\ud800"', ', "n": "one"'])
+def test_json_lines_leave_nested_values_as_they_stand(tmp_path, other):
+    nested = '{"a":3, "id": 9007199254740993, "big": 123456789012345678901234567890, "é": ["ü", 1.50, "\\u00e9"]}'
+    (tmp_path / "a.jsonl").write_text(f'{{"n": 1, "meta": {nested}{other}}}\n' * 2, encoding="utf-8")
+    assert column(opened(tmp_path, ["{meta}"]), "{meta}") == [nested, nested]
+
+
+def test_numbers_among_texts_are_printed_as_they_stand(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "a", "id": 9007199254740993}\n{"text": "b", "id": null}\n')
+    (tmp_path / "b.jsonl").write_text('{"text": "c", "id": "x7"}\n{"text": "d", "id": true}\n')
+    assert column(opened(tmp_path, ["{id}"]), "{id}") == ["9007199254740993", None, "x7", "true"]
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_json_lines_take_columns_that_first_appear_late(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr(jsonl, "RUN_BYTES", 64)
+    late = [{"a": "z", "é": "y"}, {"a": None, "meta": {"n": 7}}, {"text": "late"}]
+    data = "".join(json.dumps(row) + "\n" for row in [{"a": "x"}] * 100 + late).encode()
+    (tmp_path / f"a.jsonl{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    template = "{a}{é}{meta.n}"
+    assert column(opened(tmp_path, [template]), template) == ["x"] * 100 + ["zy", "7", None]
+    assert column(opened(tmp_path, ["text"]), "text") == [None] * 102 + ["late"]
+    for nowhere in ("{a}{b}", "b", "{a}{b.c}"):
+        with pytest.raises(DataError, match=r"no column '"):
+            opened(tmp_path, [nowhere])
+
+
+def test_what_a_template_names_may_be_missing_in_a_file_of_json_lines(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"a": "x", "c": null}\n')
+    (tmp_path / "b.jsonl").write_text('{"b": "y", "c": null}\n')
+    assert column(opened(tmp_path, ["{a}{b}{c}"]), "{a}{b}{c}") == ["x", "y"]
+    with pytest.raises(DataError, match="no column 'd'"):
+        opened(tmp_path, ["{a}{d}"])
+
+
 # Shards that differ
 
 

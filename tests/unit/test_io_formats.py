@@ -297,6 +297,29 @@ def test_nesting_that_is_too_deep_is_an_error_and_no_crash(tmp_path):
         write_lines(tmp_path / "a.jsonl", deep)
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_line_that_is_too_long_is_refused_with_its_number(tmp_path, monkeypatch, suffix, end):
+    monkeypatch.setattr(jsonl, "RUN_BYTES", 64)
+    monkeypatch.setattr(jsonl, "_MAX_LINE_BYTES", 1000)
+    good, empty = b'{"text":"good"}\n', len(b'{"text":""}')
+
+    def write(before, length):
+        data = good * before + b'{"text":"' + b"a" * (length - empty) + b'"}' + end
+        path = tmp_path / f"a.jsonl{suffix}"
+        path.write_bytes(gzip.compress(data) if suffix else data)
+        return path
+
+    for before in (0, 1, 30):
+        assert len(texts_of(open_path(write(before, 1000)))[before]) == 1000 - empty
+        assert Dataset.from_path("d", write(before, 1000)).columns() == {"text": "text"}
+        for length in (1001, 5000):
+            with pytest.raises(DataError, match=rf"row {before} \(line {before + 1}\) is longer than 1,000 bytes"):
+                open_path(write(before, length))
+    with pytest.raises(DataError, match=r"row 0 \(line 1\) is longer than 1,000 bytes"):
+        Dataset.from_path("d", write(0, 1001)).columns()
+
+
 def test_objects_across_lines_cannot_shift_rows(tmp_path):
     data = b'{"text":"a"}{"text":"b"}\n{"text":\n"c"}\n'
     with pytest.raises(DataError, match="row 0"):

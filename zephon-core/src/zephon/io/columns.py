@@ -138,7 +138,8 @@ def common_types(kinds: Iterable[str]) -> str | None:
     if len(found) < 2:
         return next(iter(found), "null") or None
     if found <= {"text", "number", "flag", "json"}:
-        return "json"
+        # JSON lines: single values are printed as they are; with nested ones among them, all come as JSON.
+        return "json" if "json" in found or "text" not in found else "text"
     signed = {"int8", "int16", "int32", "int64"}
     unsigned = {"uint8", "uint16", "uint32", "uint64"}
     if found <= unsigned:

@@ -12,7 +12,7 @@ import pyarrow as pa
 from zephon.errors import DataError, RecipeError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
-from zephon.io.columns import has_column, missing_column, template_of
+from zephon.io.columns import has_column, missing_column, physical_columns, template_of
 from zephon.io.damage import Damaged, LostShard
 from zephon.io.formats import Format, format_named, select_format
 from zephon.io.job_listing import job_listing
@@ -192,8 +192,8 @@ class Dataset:
         lost: list[LostShard] | None = [] if skips else None
         fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost)
         for column in columns:
-            if existing and not has_column(column, existing) and not (column in optional and fmt.name == "jsonl"):
-                raise missing_column(column, list(existing), path)
+            if not (column in optional and fmt.name == "jsonl"):
+                _require(column, existing, path)
         catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
         if listing.sources is not None:
             spans = spans or Spans(None)
@@ -260,4 +260,12 @@ class Dataset:
             shards, existing = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add, lost=lost
             )
+        _require(size_column, existing, path)
         return fmt, listing, shards, existing, path
+
+
+def _require(column: str, existing: Mapping[str, str | None], path: str) -> None:
+    """Refuses a column, or a template with a part, that no file has; where nothing is known, nothing is refused."""
+    for part in physical_columns([column]) if existing else ():
+        if not has_column(part, existing):
+            raise missing_column(part, list(existing), path)

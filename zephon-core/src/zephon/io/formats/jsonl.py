@@ -19,7 +19,7 @@ import pyarrow.json
 
 from zephon._arrow import column_of
 from zephon.errors import DataError
-from zephon.io.columns import has_column, missing_column, physical_columns, sound_table, template_of
+from zephon.io.columns import common_types, has_column, missing_column, physical_columns, sound_table, template_of
 from zephon.io.damage import Damaged, rescued, shown_value
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
@@ -28,8 +28,8 @@ from zephon.io.storage import StoredFile
 __all__ = ["RUN_BYTES", "JsonLines"]
 
 RUN_BYTES = 1 << 20
-# Arrow's JSON parser counts a block in 32 bits. A line beyond this is no document but a file without newlines.
-_MAX_LINE_BYTES = 1 << 30
+# A line is parsed as a whole, in several times its memory. One beyond this is a file without newlines.
+_MAX_LINE_BYTES = 256 << 20
 # Rows whose keys stand for those of the file when a column is looked for.
 _HEAD_ROWS = 64
 _SHOWN_BYTES = 1 << 14  # of a line that cannot be read, for people to look at
@@ -42,7 +42,8 @@ class JsonLines:
     """The `Format` of JSON lines files.
 
     A column of documents is read as text. Others are read as what the first rows of the dataset hold: text, numbers
-    (float64, since JSON knows one kind of number), flags, or, for what is nested or mixed, its JSON as text.
+    (float64, since JSON knows one kind of number) or flags. What is nested comes as its JSON, as it stands in the file,
+    and so do numbers and flags that are mixed, or are among texts.
     """
 
     name = "jsonl"
@@ -105,7 +106,8 @@ class _JsonLinesReader:
         # Without kinds all is text, and anything else is refused.
         self._kinds = None
         if kinds is not None:
-            self._kinds = {name: kinds.get(name) or ("text" if "." in name else "json") for name in self._physical}
+            # Of what the first rows do not hold nothing is known; as text anything can be read.
+            self._kinds = {name: _known_kind(kinds.get(name)) for name in self._physical}
             if text_column in self._kinds:
                 self._kinds[text_column] = "document"
         codec = codec_of(file.path)
@@ -161,6 +163,7 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
     view, filled = memoryview(block), 0
     array = np.frombuffer(block, np.uint8)
     long_crc, long_bytes = 0, 0  # what has gone by of a line longer than a block
+    before = 0  # lines, those of earlier runs
 
     with open_stream(file, codec_of(file.path)) as source:
         at_end = False
@@ -176,14 +179,13 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
             if end == 0:
                 long_crc, long_bytes, filled = zlib.crc32(view[:filled], long_crc), long_bytes + filled, 0
                 if long_bytes > _MAX_LINE_BYTES:
-                    raise DataError(
-                        f"'{file.path}' holds a line of more than {_MAX_LINE_BYTES >> 20} MiB; "
-                        "JSON lines hold one document per line, so check that it is such a file"
-                    )
+                    _refuse_length(file, before)
                 continue
+            if long_bytes and long_bytes + end - (block[end - 1] == _NEWLINE) > _MAX_LINE_BYTES:
+                _refuse_length(file, before)
             rows = int(np.count_nonzero(array[:end] == _NEWLINE)) + (block[end - 1] != _NEWLINE)
             yield zlib.crc32(view[:end], long_crc), long_bytes + end, rows
-            long_crc, long_bytes = 0, 0
+            long_crc, long_bytes, before = 0, 0, before + rows
             block[: filled - end] = block[end:filled]
             filled -= end
         if long_bytes:  # the file ends with a long line that fills its last block exactly and has no newline
@@ -192,28 +194,37 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
 
 def _head(file: StoredFile) -> list[bytes]:
     """The first lines of the file, at most `_HEAD_ROWS`, at least one where there is any."""
+    blocks: list[bytes] = []
+    size = ends = 0
     with open_stream(file, codec_of(file.path)) as source:
-        data = bytearray()
-        while data.count(b"\n") < _HEAD_ROWS and len(data) <= _MAX_LINE_BYTES:
+        while ends < _HEAD_ROWS and not (ends and size >= RUN_BYTES):
             block = source.read(RUN_BYTES)
+            if not ends and size + (block.find(b"\n") if b"\n" in block else len(block)) > _MAX_LINE_BYTES:
+                _refuse_length(file, 0)
             if not block:
+                ends += 1  # that of the last line
                 break
-            data += block
-            if len(data) >= RUN_BYTES and b"\n" in data:
-                break
-        else:
-            block = b"more"
-    lines = bytes(data).split(b"\n")
-    whole = lines[:-1] if block and len(lines) > 1 else lines
-    return whole[:_HEAD_ROWS]
+            blocks.append(block)
+            size += len(block)
+            ends += block.count(b"\n")
+    return b"".join(blocks).split(b"\n", _HEAD_ROWS)[: min(ends, _HEAD_ROWS)]
+
+
+def _refuse_length(file: StoredFile, row: int) -> NoReturn:
+    _refuse(
+        file,
+        row,
+        f"is longer than {_MAX_LINE_BYTES:,} bytes, the most that are read as one document",
+        "JSON lines hold one document per line, so check that it is such a file",
+    )
 
 
 def _keys_of_head(
     file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool, skips: bool = False
 ) -> dict[str, str]:
-    """The keys of the first rows, sorted, and what they hold; `DataError` when none of them is `size_column`.
+    """The keys of the first rows, sorted, and what they hold, with what `size_column` needs of later rows ("null").
 
-    With `skips`, rows that are no good are passed over.
+    `DataError` when the file has no `size_column`. With `skips`, rows that are no good are passed over.
     """
     _, _, offset, length = groups[0]
     codec = codec_of(file.path)
@@ -227,15 +238,45 @@ def _keys_of_head(
     def read(row: int, line: bytes) -> dict[str, Any]:
         parsed = _object(line, file, row)
         if is_text and template is None:
-            _text(_lookup(parsed, size_column, file, row), size_column, file, row)
+            value = _lookup(
+                parsed, size_column, lambda v: v if isinstance(v, dict) else None, _no_object(size_column, file, row)
+            )
+            _text(value, size_column, file, row)
         return parsed
 
     lines = enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS])
     kinds = _kinds_of(_sound_rows(lines, read, skips))
-    for name in sized:
-        if kinds and not has_column(name, kinds):
-            raise missing_column(name, sorted(kinds), file.path)
+    late = [name for name in sized if kinds and not has_column(name, kinds)]
+    if late:
+        kinds.update(dict.fromkeys(_later_keys(file, late), "null"))
+        # What a template names may be missing in a file; whether it is in none is known when all are.
+        for name in late if template is None else ():
+            if not has_column(name, kinds):
+                raise missing_column(name, sorted(kinds), file.path)
     return dict(sorted(kinds.items()))
+
+
+def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
+    """Which of `names`, or what they are paths into, a file of JSON lines may have as a key anywhere.
+
+    Looks for the key in quotes, as it is or with what is not ASCII escaped. So a text that is the key's name counts
+    too, and a key that is escaped in another way does not.
+    """
+    keys = {top for name in names for top in (name, name.split(".")[0])}
+    wanted = {
+        json.dumps(key, ensure_ascii=escaped).encode("utf-8", "surrogatepass"): key
+        for key in keys
+        for escaped in (False, True)
+    }
+    overlap = max(map(len, wanted)) - 1
+    found: set[str] = set()
+    last = b""
+    with corrupt_data_errors(file, JsonLines.name), open_stream(file, codec_of(file.path)) as source:
+        while found != keys and (block := source.read(RUN_BYTES)):
+            last += block
+            found.update(key for quoted, key in wanted.items() if key not in found and quoted in last)
+            last = last[-overlap:]
+    return sorted(found)
 
 
 def _sound_rows(
@@ -253,31 +294,45 @@ def _sound_rows(
 
 
 def _kinds_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """What each key holds in `rows`: text, number, flag, json (nested or mixed) or null (nothing)."""
+    """What each key holds in `rows`: text, number, flag, json or null (nothing), see `common_types`."""
     kinds: dict[str, set[str]] = {}
     for parsed in rows:
         for key, value in parsed.items():
             found = kinds.setdefault(key, set())
             if value is not None:
                 found.add(_KINDS.get(type(value), "json"))
-    return {key: next(iter(found), "null") if len(found) < 2 else "json" for key, found in kinds.items()}
+    return {key: common_types(found) or "json" for key, found in kinds.items()}
 
 
-def _lookup(parsed: Mapping[str, Any], name: str, file: StoredFile, row: int) -> Any:
-    """The value of a key or, for "meta.text" where there is no such key, of a key inside of objects."""
-    if name in parsed or "." not in name:
-        return parsed.get(name)
-    value: Any = parsed
-    for place, part in enumerate(name.split(".")):
-        if value is None:
-            return None
-        if not isinstance(value, dict):
-            inside = ".".join(name.split(".")[:place])
-            _refuse(
-                file, row, f"holds {_kind(value)} in '{inside}', where '{name}' needs an object", "repair that line"
-            )
-        value = value.get(part)
-    return value
+def _lookup(
+    fields: Mapping[str, Any],
+    name: str,
+    below: Callable[[Any], Mapping[str, Any] | None],
+    refuse: Callable[[str, Any], NoReturn],
+) -> Any:
+    """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects.
+
+    `below` gives the fields of a value, None where it is no object; `refuse` is told the path to such a value.
+    """
+    value = fields.get(name)
+    if value is not None or "." not in name:
+        return value
+    parts = name.split(".")
+    for place, part in enumerate(parts):
+        value = fields.get(part)
+        if value is None or place == len(parts) - 1:
+            return value
+        inside = below(value)
+        if inside is None:
+            refuse(".".join(parts[: place + 1]), value)
+        fields = inside
+
+
+def _no_object(name: str, file: StoredFile, row: int) -> Callable[[str, Any], NoReturn]:
+    def refuse(inside: str, value: Any) -> NoReturn:
+        _refuse(file, row, f"holds {_kind(value)} in '{inside}', where '{name}' needs an object", "repair that line")
+
+    return refuse
 
 
 def _parse(
@@ -290,10 +345,9 @@ def _parse(
             f"'{file.path}' holds {lines} lines at byte {group.offset}, not {group.rows} as when it was listed; "
             "a dataset must not change during a run, so restore the file or start a new run"
         )
-    if kinds is not None and "json" in kinds.values():
-        return _parse_with_json(data, kinds, file, group)
-    if one_object_each:
-        schema, paths = _schema_of({name: kinds[name] if kinds else "text" for name in columns})
+    known = {name: kinds[name] if kinds is not None else "document" for name in columns}
+    if one_object_each and "json" not in known.values():
+        schema, paths = _schema_of(known)
         try:
             table = pa.json.read_json(
                 pa.BufferReader(data),
@@ -305,33 +359,41 @@ def _parse(
         else:
             if table.num_rows == lines:
                 return _found_below(table, paths) if paths else table
-    if kinds is not None:
-        return _parse_with_json(data, kinds, file, group)
-    return _parse_line_by_line(data, columns, file, group)
+    return _parse_line_by_line(data, known, file, group)
 
 
 def _schema_of(kinds: Mapping[str, str]) -> tuple[pa.Schema, list[str]]:
     """What Arrow is told to look for, and which of the names may be paths: those it looks for both ways."""
-    fields = {name: _TYPES[kind] for name, kind in kinds.items()}
-    paths = [name for name in kinds if "." in name]
-    trees: dict[str, Any] = {}
-    for name in paths:
-        *parts, last = name.split(".")
-        tree = trees
-        for part in parts:
-            tree = tree.setdefault(part, {})
-            if not isinstance(tree, dict):
-                raise DataError(f"the columns {', '.join(kinds)} contain each other; ask for the outer one alone")
-        tree[last] = fields[name]
 
     def kind_of(tree: Any) -> pa.DataType:
-        return pa.struct([(key, kind_of(below)) for key, below in tree.items()]) if isinstance(tree, dict) else tree
+        if isinstance(tree, dict):
+            return pa.struct([(key, kind_of(below)) for key, below in tree.items()])
+        return _TYPES[tree]
 
-    for name, tree in trees.items():
-        if name in fields:
-            raise DataError(f"the columns {', '.join(kinds)} contain each other; ask for the outer one alone")
-        fields[name] = kind_of(tree)
-    return pa.schema(list(fields.items())), paths
+    tree = _tree_of(kinds)
+    if tree is None:
+        raise DataError(f"the columns {', '.join(kinds)} contain each other; ask for the outer one alone")
+    return pa.schema([(name, kind_of(below)) for name, below in tree.items()]), [name for name in kinds if "." in name]
+
+
+def _tree_of(kinds: Mapping[str, str]) -> dict[str, Any] | None:
+    """The keys of a line that matter, those of `kinds` first: each with a kind or, for paths, with the keys below it.
+
+    None where one of the columns lies inside of another.
+    """
+    trees: dict[str, Any] = {}
+    for name in kinds:
+        if "." in name:
+            *parts, last = name.split(".")
+            tree = trees
+            for part in parts:
+                tree = tree.setdefault(part, {})
+                if not isinstance(tree, dict):
+                    return None
+            if last in tree:
+                return None
+            tree[last] = kinds[name]
+    return None if trees.keys() & kinds.keys() else {**kinds, **trees}
 
 
 def _found_below(table: pa.Table, paths: Sequence[str]) -> pa.Table:
@@ -363,68 +425,153 @@ def _line_shape(data: Any) -> tuple[int, bool]:
     return len(ends), bool(shaped)
 
 
-def _parse_line_by_line(data: pa.Buffer, columns: list[str], file: StoredFile, group: Group) -> pa.Table:
-    """The exact and slow way (about a tenth of the speed): blank lines, odd spacing, and errors that name the row."""
-    values: dict[str, list[str | None]] = {name: [] for name in columns}
-    lines = data.to_pybytes().split(b"\n")
-    for row, line in enumerate(lines[: group.rows], group.first_row):
-        parsed = _object(line, file, row)
-        for name in columns:
-            values[name].append(_text(_lookup(parsed, name, file, row), name, file, row))
-    return pa.table({name: pa.array(column, pa.large_string()) for name, column in values.items()})
+def _parse_line_by_line(data: pa.Buffer, kinds: Mapping[str, str], file: StoredFile, group: Group) -> pa.Table:
+    """Any columns, blank lines, odd spacing, and errors that name the row; about a tenth of the speed.
 
-
-def _parse_with_json(data: pa.Buffer, kinds: Mapping[str, str], file: StoredFile, group: Group) -> pa.Table:
-    """Columns of several kinds, line by line; the text of nested values is taken over as it stands in the file."""
-    fields = [(f"f{i}", msgspec.Raw | None if kind == "json" else Any, None) for i, kind in enumerate(kinds.values())]
-    names = {f"f{i}": name for i, name in enumerate(kinds)}
-    has_paths = any("." in name for name in kinds)
-    line_type: Any = dict[str, Any] if has_paths else msgspec.defstruct("Line", fields, rename=names.get)
-    decoder = msgspec.json.Decoder(line_type)
+    A line is read by msgspec where each value is of its column's kind, else, or where that finds no sound JSON, by the
+    standard library, which decides. Both give the same.
+    """
+    read = _typed_reader(kinds)
     columns: list[list[Any]] = [[] for _ in kinds]
-    appends = [(column.append, *item) for column, item in zip(columns, kinds.items(), strict=True)]
     for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
         try:
-            parsed = decoder.decode(line)
+            values = read(line)
         except (ValueError, RecursionError):
-            # A blank line, NaN, something that is no JSON: the standard library decides.
-            parsed = _object(line, file, row)
-        if isinstance(parsed, dict):
-            values = tuple(_as_raw(_lookup(parsed, name, file, row), kind) for name, kind in kinds.items())
-        else:
-            values = msgspec.structs.astuple(parsed)
-        for value, (append, name, kind) in zip(values, appends, strict=True):
-            append(None if value is None else _typed(value, kind, name, file, row))
+            values = _exactly(line, kinds, file, row)
+        for column, value in zip(columns, values, strict=True):
+            column.append(value)
     return pa.table(
         {name: column_of(column).cast(_TYPES[kinds[name]]) for name, column in zip(kinds, columns, strict=True)}
     )
 
 
-def _as_raw(value: Any, kind: str) -> Any:
-    return value if value is None or kind != "json" else json.dumps(value).encode()
+def _typed_reader(kinds: Mapping[str, str]) -> Callable[[bytes], list[Any]]:
+    """What gives a line's values, nested ones as they stand there; ValueError for a line that it cannot read.
+
+    Among those are lines that hold a value of another kind, and all lines where one column lies inside of another.
+    """
+
+    def type_of(tree: Mapping[str, Any]) -> Any:
+        # What was not written is told from null by nobody, and msgspec takes `Raw | None` for null alone.
+        fields: Any = [
+            (f"f{n}", type_of(below) | None if isinstance(below, dict) else _READ_AS[below], None)
+            for n, below in enumerate(tree.values())
+        ]
+        return msgspec.defstruct("Line", fields, rename={f"f{n}": key for n, key in enumerate(tree)}.get)
+
+    def unreadable(_: bytes) -> list[Any]:
+        raise ValueError
+
+    tree = _tree_of(kinds)
+    if tree is None:
+        return unreadable
+    try:
+        decoder = msgspec.json.Decoder(type_of(tree))
+    except ValueError:  # keys with quotes or backslashes
+        return unreadable
+    # (column, its kind, the fields that lead to it below other keys)
+    odd: list[tuple[int, str, list[str]]] = []
+    for column, (name, kind) in enumerate(kinds.items()):
+        fields, below = [], tree
+        for part in name.split(".") if "." in name else ():
+            fields.append(f"f{list(below).index(part)}")
+            below = below[part]
+        if fields or kind == "json":
+            odd.append((column, kind, fields))
+
+    def read(line: bytes) -> list[Any]:
+        parsed = decoder.decode(line)
+        values = list(msgspec.structs.astuple(parsed)[: len(kinds)])
+        for column, kind, fields in odd:
+            value = _json_text(values[column]) if kind == "json" else values[column]
+            if value is None and fields:
+                value = parsed
+                for field in fields:
+                    value = None if value is None else getattr(value, field)
+                value = _json_text(value) if kind == "json" else value
+            values[column] = value
+        if b"-0" in line and 0.0 in values:
+            raise ValueError  # msgspec takes -0 for 0
+        return values
+
+    return read
 
 
-def _typed(value: Any, kind: str, name: str, file: StoredFile, row: int) -> Any:
-    if kind == "json":
-        text = bytes(value).decode()
-        return None if text == "null" else text
-    if kind == "document" or (kind == "text" and isinstance(value, str)):
-        return _text(value, name, file, row)
-    if kind == "text":
-        return msgspec.json.encode(value).decode()
-    if kind == "number" and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
-    if kind == "flag" and isinstance(value, bool):
-        return value
+def _json_text(raw: msgspec.Raw | None) -> str | None:
+    text = None if raw is None else bytes(raw).decode()
+    return None if text == "null" else text
+
+
+def _exactly(line: bytes, kinds: Mapping[str, str], file: StoredFile, row: int) -> list[Any]:
+    """A line's values as the standard library reads them; refuses what is no JSON or does not fit its column."""
+    _object(line, file, row)
+    fields = _fields(_content(line, row))
+
+    def value(name: str, kind: str) -> Any:
+        refuse = _no_object(name, file, row)
+        text = _lookup(
+            fields,
+            name,
+            lambda inside: _fields(inside) if inside[0] == "{" else None,
+            lambda inside, value: refuse(inside, _DECODER.decode(value)),
+        )
+        return None if text is None else _typed(text, kind, name, file, row)
+
+    return [value(name, kind) for name, kind in kinds.items()]
+
+
+def _fields(text: str) -> dict[str, str | None]:
+    """The values of a sound JSON object, as they stand there; None for null, and nothing for a blank line."""
+    found: dict[str, str | None] = {}
+    at = _space(text, 1)
+    while at < len(text) and text[at] != "}":
+        key, at = _DECODER.raw_decode(text, at)
+        at = _space(text, _space(text, at) + 1)  # over the colon
+        value, end = _DECODER.raw_decode(text, at)
+        found[key] = None if value is None else text[at:end]
+        at = _space(text, end)
+        if text[at] == ",":
+            at = _space(text, at + 1)
+    return found
+
+
+def _space(text: str, at: int) -> int:
+    """Where the white space that begins at `at`, if any, ends."""
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def _typed(text: str, kind: str, name: str, file: StoredFile, row: int) -> Any:
+    """The value whose JSON is `text`, as its column's kind."""
+    if kind == "document" or (kind == "text" and text[0] == '"'):
+        return _text(_DECODER.decode(text), name, file, row)
+    if kind in ("text", "json"):
+        return _text(text, name, file, row)
+    if kind == "number" and text[0] in "-0123456789NI":
+        return float(text)
+    if kind == "flag" and text[0] in "tf":
+        return text == "true"
     _refuse(
         file,
         row,
-        f"holds {_kind(value)} in '{name}', where the first rows of the dataset hold {_NAMES[kind]}",
+        f"holds {_kind(_DECODER.decode(text))} in '{name}', where the first rows of the dataset hold {_NAMES[kind]}",
         "give the column one type",
     )
 
 
+def _known_kind(kind: str | None) -> str:
+    return "text" if kind in (None, "null") else str(kind)
+
+
 _KINDS = {str: "text", float: "number", bool: "flag"}
+_READ_AS: dict[str, Any] = {
+    "document": str | None,
+    "text": str | None,
+    "json": msgspec.Raw,
+    "number": float | None,
+    "flag": bool | None,
+}
 _NAMES = {"number": "numbers", "flag": "booleans"}
 _TYPES = {
     "document": pa.large_string(),
@@ -436,12 +583,9 @@ _TYPES = {
 
 
 def _object(line: bytes, file: StoredFile, row: int) -> dict[str, Any]:
-    """The JSON object on one line; none for a blank line."""
-    if row == 0:
-        line = line.removeprefix(b"\xef\xbb\xbf")
+    """The JSON object on one line; an empty one for a blank line."""
+    text = _content(line, row)
     try:
-        # Bytes that are not UTF-8 matter only in the wanted columns: they come back to light in `_text`.
-        text = line.decode("utf-8", "surrogateescape").strip(" \t\r\n")
         parsed = _DECODER.decode(text) if text else {}
     except (ValueError, RecursionError) as error:
         found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
@@ -449,6 +593,14 @@ def _object(line: bytes, file: StoredFile, row: int) -> dict[str, Any]:
     if not isinstance(parsed, dict):
         _refuse(file, row, f"holds {_kind(parsed)}, not a JSON object", "JSON lines hold one object per line")
     return parsed
+
+
+def _content(line: bytes, row: int) -> str:
+    """A line without the white space, and byte order mark, around it."""
+    if row == 0:
+        line = line.removeprefix(b"\xef\xbb\xbf")
+    # Bytes that are not UTF-8 matter only in the wanted columns: they come back to light in `_text`.
+    return line.decode("utf-8", "surrogateescape").strip(" \t\r\n")
 
 
 def _text(value: Any, name: str, file: StoredFile, row: int) -> str | None:

@@ -1,0 +1,150 @@
+"""JSON lines have three ways to read a line: by Arrow, by msgspec and by the standard library. All give the same."""
+
+import json
+import math
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from io_data import open_path
+
+from zephon.errors import DataError
+from zephon.io.formats import jsonl
+from zephon.io.formats.base import Group
+
+FILE = SimpleNamespace(path="a.jsonl")
+KINDS = {"text": "text", "n": "number", "flag": "flag", "meta.text": "text", "meta.in.n": "number", 'q"': "text"}
+
+space = st.sampled_from(["", "", "", " ", "\t", "  "])
+strings = st.one_of(
+    st.text(st.sampled_from('ab"\\/é🙂 \n{}[]:,\x7f\u2028'), max_size=6).flatmap(
+        lambda text: st.booleans().map(lambda escape: json.dumps(text, ensure_ascii=escape))
+    ),
+    st.sampled_from(['"\\u0041"', '"\\/"', '"\\ud83d\\ude00"', '"\\ud800"', '"null"', '"7"']),
+)
+numbers = st.one_of(
+    st.integers().map(str),
+    st.integers(-(10**30), 10**30).map(str),
+    st.floats(allow_nan=False, allow_infinity=False).map(repr),
+    st.sampled_from(["7", "7.0", "-0", "-0.0", "1e3", "1E+2", "1e999", "9007199254740993", "18446744073709551616"]),
+)
+scalars = st.one_of(strings, numbers, st.sampled_from(["null", "null", "true", "false", "NaN", "Infinity"]))
+
+
+@st.composite
+def objects(draw, values):
+    keys = st.sampled_from(["text", "n", "flag", "in", "meta", "meta.text", 'q\\"', "\\u0074ext", "x"])
+    fields = draw(st.lists(st.tuples(keys, values), max_size=5))
+    parts = [f'{draw(space)}"{key}"{draw(space)}:{draw(space)}{value}{draw(space)}' for key, value in fields]
+    return "{" + (",".join(parts) or draw(space)) + "}"
+
+
+@st.composite
+def arrays(draw, values):
+    return "[" + ",".join(draw(space) + value for value in draw(st.lists(values, max_size=3))) + draw(space) + "]"
+
+
+any_value = st.recursive(scalars, lambda inner: st.one_of(objects(inner), arrays(inner)), max_leaves=6)
+lines = objects(any_value)
+
+
+@st.composite
+def ordinary(draw):
+    """A line whose values are of the kinds that columns have, so that Arrow may read it."""
+    inner = st.one_of(st.just("null"), numbers)
+    texts, flags = st.one_of(st.just("null"), strings), st.sampled_from(["true", "false", "null"])
+    below = f'{{"n": {draw(inner)}, "x": {draw(any_value)}}}'
+    meta = draw(st.sampled_from(["null", f'{{"text":{draw(texts)}, "in": {below}}}', f'{{"in":{below}}}', "{}"]))
+    fields = [
+        ("text", draw(texts)),
+        ("n", draw(inner)),
+        ("flag", draw(flags)),
+        ("meta", meta),
+        ("meta.text", draw(texts)),
+        ("x", draw(any_value)),
+        ('q\\"', draw(texts)),
+    ]
+    kept = [field for field in draw(st.permutations(fields)) if draw(st.integers(0, 4))]
+    return "{" + ",".join(f'"{key}":{draw(space)}{value}' for key, value in kept) + "}"
+
+
+def same(one, other):
+    if isinstance(one, float) and isinstance(other, float):
+        return (math.isnan(one) and math.isnan(other)) or (
+            one == other and math.copysign(1, one) == math.copysign(1, other)
+        )
+    return type(one) is type(other) and one == other
+
+
+def exactly(line, kinds):
+    try:
+        return jsonl._exactly(line.encode(), kinds, FILE, 1)
+    except DataError:
+        return None
+
+
+@settings(max_examples=300)
+@given(line=st.one_of(lines, ordinary()), drawn=st.data())
+def test_msgspec_gives_what_the_standard_library_gives(line, drawn):
+    names = drawn.draw(st.lists(st.sampled_from([*KINDS, "meta", "in", "x"]), min_size=1, unique=True))
+    kinds = {name: drawn.draw(st.sampled_from(["text", "json", "number", "flag", "document"])) for name in names}
+    try:
+        found = jsonl._typed_reader(kinds)(line.encode())
+    except (ValueError, RecursionError):
+        return
+    expected = exactly(line, kinds)
+    assert expected is not None and all(map(same, found, expected)), (found, expected)
+
+
+@settings(max_examples=300)
+@given(rows=st.lists(st.one_of(ordinary(), ordinary(), lines), min_size=1, max_size=4))
+def test_arrow_gives_what_the_standard_library_gives(rows):
+    data = pa.py_buffer("".join(row + "\n" for row in rows).encode())
+    slow, called = jsonl._parse_line_by_line, []
+    jsonl._parse_line_by_line = lambda *_: called.append(1)
+    try:
+        table = jsonl._parse(data, list(KINDS), FILE, Group(0, len(data), len(rows), 1), KINDS)
+    finally:
+        jsonl._parse_line_by_line = slow
+    if called:
+        return
+    for found, row in zip(table.select(list(KINDS)).to_pylist(), rows, strict=True):
+        expected = exactly(row, KINDS)
+        assert expected is not None and all(map(same, found.values(), expected)), (found, expected)
+
+
+@settings(max_examples=300)
+@given(line=lines)
+def test_json_text_is_what_stands_in_the_file(line):
+    keys = {key for key in json.loads(line) if "." not in key}
+    values = exactly(line, dict.fromkeys(keys, "json"))
+    assert values is not None
+    for key, text in zip(keys, values, strict=True):
+        value = json.loads(line, parse_int=str, parse_float=str, parse_constant=str)[key]
+        if value is None:
+            assert text is None
+        else:
+            assert text in line
+            assert json.loads(text, parse_int=str, parse_float=str, parse_constant=str) == value
+
+
+@settings(max_examples=60)
+@given(rows=st.lists(st.one_of(ordinary(), lines), min_size=1, max_size=5), at=st.integers(0, 4))
+def test_a_space_before_one_line_changes_nothing(rows, at):
+    template = "{text}|{n}|{flag}|{meta.text}|{x}"
+
+    def read(written):
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "a.jsonl").write_text("".join(row + "\n" for row in written))
+            try:
+                dataset = open_path(Path(folder), [template])
+                return dataset.take(np.arange(dataset.catalog.rows))[template].to_pylist()
+            except DataError as error:
+                return str(error).replace(folder, "")
+
+    spaced = [" " * (row == at % len(rows)) + line for row, line in enumerate(rows)]
+    assert read(rows) == read(spaced)
