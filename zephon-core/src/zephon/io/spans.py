@@ -151,8 +151,6 @@ class Spans:
             self._announced = 0
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
-        if self.node is not None:
-            self.node.close()
 
     def _fly_announced(self, flight: Future[Any], file: StoredFile, start: int, length: int) -> None:
         if flight.set_running_or_notify_cancel():  # else somebody could not wait

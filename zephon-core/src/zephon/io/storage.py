@@ -15,6 +15,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ __all__ = ["SMALL_BYTES", "FileChanged", "Listing", "StoredFile", "is_remote", "
 SMALL_BYTES = 64 << 10
 """A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
 
+_OPENED_AGAIN = 3
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -86,8 +88,13 @@ class StoredFile:
             DataError: it cannot be opened.
         """
         if self.source is not None:
-            copy = self.spans.local(self) if self.whole and self.spans is not None else None
-            return pa.OSFile(copy, "rb") if copy else pa.PythonFile(_RangeFile(self, ranges), mode="r")
+            for _ in range(_OPENED_AGAIN if self.whole else 0):
+                copy = self.spans.local(self) if self.spans is not None else None
+                if copy is None:
+                    break
+                with suppress(FileNotFoundError):  # others needed the room meanwhile
+                    return pa.OSFile(copy, "rb")
+            return pa.PythonFile(_RangeFile(self, ranges), mode="r")
         try:
             file = pa.OSFile(self.path, "rb")
             now = os.fstat(file.fileno())
@@ -119,7 +126,7 @@ class StoredFile:
         """The path of a complete copy of the file on this machine, for libraries that take nothing but paths.
 
         For a local file that is the file itself, else one in the node's cache. The path may be read, never written, and
-        not kept for longer than the reader that asked for it.
+        opened at once: an open file can be read to the end, the path may go when others need the room.
 
         Raises:
             FileChanged, DataError: as `open`; DataError too where the cache is off or has no room for a copy.
