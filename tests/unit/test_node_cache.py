@@ -262,6 +262,9 @@ def test_a_download_that_hangs_in_another_process_is_not_waited_for_for_ever(tmp
 def test_a_limit_too_small_for_the_data_is_refused_with_the_least_that_will_do(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     spans = Spans(NodeCache(tmp_path / "data", 10_000_000))
-    spans.require("web", 1_000_000)
+    spans.require("small", 1_000_000)
+    spans.check_limit()
+    spans.require("web", 2_000_000)
+    spans.require("later", 1_500_000)
     with pytest.raises(RecipeError, match=r"cache_limit_bytes is 10,000,000, .*'web'.*2,000,000 .*at least 16,032,768"):
-        spans.require("web", 2_000_000)
+        spans.check_limit()
