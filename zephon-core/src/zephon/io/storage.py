@@ -166,7 +166,10 @@ class StoredFile:
             now = _stat_regular(self.path)
             return StoredFile(self.path, now.st_size, now.st_mtime_ns)
         store, key = self.source.store, self.source.key
-        size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
+        try:
+            size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
+        except stores.Changed as changed:
+            raise DataError(f"'{self.path}' cannot be looked at: {changed}; check the store") from changed
         source = replace(self.source, version=version)
         return replace(self, size=size, mtime_ns=_stamp(version), source=source, among=None)
 
@@ -371,7 +374,8 @@ def list_files(path: str) -> Listing:
 
 def _list_remote(uri: str) -> Listing:
     store, path = stores.store_of(uri)
-    found: Found = stores.attempt(lambda: store.list(path), store, f"the listing of '{stores.shown(uri)}'")
+    what = f"the listing of '{stores.shown(uri)}'"
+    found: Found = stores.attempt(lambda: store.list(path), store, what, is_first=True)
     if not len(found.names):
         raise DataError(
             f"'{stores.shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path"
