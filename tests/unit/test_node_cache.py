@@ -46,7 +46,6 @@ def test_whole_copies_too_and_they_are_plain_files(tmp_path):
     key = NodeCache.key("whole")
     path = cache.whole(key, len(data), lambda start, length: data[start : start + length])
     assert Path(path).read_bytes() == data
-    cache.close()
     assert NodeCache(tmp_path / "data", None).whole(key, len(data), refused) == path
 
 
@@ -56,7 +55,6 @@ def test_damaged_entries_are_made_anew(tmp_path, damage):
     key = NodeCache.key("x")
     cache.fetch(key, len(data), lambda: data)
     cache.whole(key, len(data), lambda start, length: data[start : start + length])
-    cache.close()
     for path in (tmp_path / "data").rglob(f"{key}.*"):
         if path.suffix == ".sum":
             continue
@@ -83,14 +81,38 @@ def test_what_was_not_used_for_longest_goes_first_and_the_limit_holds(tmp_path):
     assert f"{keys[1]}.range" not in kept(cache)
 
 
-def test_a_copy_in_use_is_not_swept_away(tmp_path):
+def test_a_copy_that_is_open_is_read_to_the_end_though_it_is_swept_away(tmp_path):
     cache, data = NodeCache(tmp_path / "data", 40 * KB), content(1, 16 * KB)
     path = cache.whole(NodeCache.key("used"), len(data), lambda start, length: data[start : start + length])
-    other = NodeCache(tmp_path / "data", 40 * KB)
-    for n in range(10):
-        other.fetch(NodeCache.key(n), 8 * KB, lambda n=n: content(n, 8 * KB))
-    assert Path(path).read_bytes() == data
+    with open(path, "rb") as file:
+        other = NodeCache(tmp_path / "data", 40 * KB)
+        for n in range(10):
+            other.fetch(NodeCache.key(n), 8 * KB, lambda n=n: content(n, 8 * KB))
+        assert not Path(path).exists()
+        assert file.read() == data
     assert taken(cache) <= 40 * KB
+    again = cache.whole(NodeCache.key("used"), len(data), lambda start, length: data[start : start + length])
+    assert Path(again).read_bytes() == data
+
+
+def test_any_number_of_whole_copies_passes_through_a_small_cache_and_the_ones_used_stay(tmp_path):
+    cache = NodeCache(tmp_path / "data", 100_000)
+    used = NodeCache.key("used")
+    for n in range(60):
+        assert cache.whole(NodeCache.key(n), 10_000, lambda start, length: bytes(length)) is not None
+        assert cache.whole(used, 10_000, refused if n else lambda start, length: bytes(length)) is not None
+        assert taken(cache) <= 100_000
+        time.sleep(0.002)
+    cache.fetch(NodeCache.key("range"), 5_000, lambda: bytes(5_000))
+    assert {f"{used}.whole", f"{NodeCache.key(59)}.whole", f"{NodeCache.key('range')}.range"} <= kept(cache)
+
+
+def test_what_is_larger_than_the_cache_is_not_kept_and_clears_nothing_out(tmp_path):
+    cache = NodeCache(tmp_path / "data", 40 * KB)
+    cache.fetch(NodeCache.key("small"), KB, lambda: bytes(KB))
+    assert cache.whole(NodeCache.key("large"), 50 * KB, refused) is None
+    cache.fetch(NodeCache.key("next"), KB, lambda: bytes(KB))
+    assert kept(cache) == {f"{NodeCache.key(name)}.range" for name in ("small", "next")}
 
 
 def test_files_of_others_are_neither_counted_nor_removed(tmp_path):
@@ -240,6 +262,9 @@ def test_a_download_that_hangs_in_another_process_is_not_waited_for_for_ever(tmp
 def test_a_limit_too_small_for_the_data_is_refused_with_the_least_that_will_do(tmp_path, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     spans = Spans(NodeCache(tmp_path / "data", 10_000_000))
-    spans.require("web", 1_000_000)
+    spans.require("small", 1_000_000)
+    spans.check_limit()
+    spans.require("web", 2_000_000)
+    spans.require("later", 1_500_000)
     with pytest.raises(RecipeError, match=r"cache_limit_bytes is 10,000,000, .*'web'.*2,000,000 .*at least 16,032,768"):
-        spans.require("web", 2_000_000)
+        spans.check_limit()

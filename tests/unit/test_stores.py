@@ -1,5 +1,6 @@
 """Stores by URI: what a path means there, what is asked of the servers, and how long we are patient with them."""
 
+import gzip
 import os
 import signal
 import threading
@@ -136,7 +137,7 @@ def test_files_of_a_web_server_one_or_numbered(files, shard):
     files.files.update({f"data/{n:03}.parquet": shard for n in range(3)})
     assert texts(f"{files.url}/data/001.parquet") == ROWS
     assert texts(f"{files.url}/data/{{000..002}}.parquet") == ROWS * 3
-    with pytest.raises(DataError, match="is gone"):
+    with pytest.raises(DataError, match=r"no such thing.*404"):
         texts(f"{files.url}/data/{{000..003}}.parquet")
 
 
@@ -198,6 +199,61 @@ def test_retry_after_is_seconds_or_a_date():
     assert retry_after({}) is None
 
 
+@pytest.mark.usefixtures("impatient")
+def test_each_file_of_a_long_list_is_asked_for_again_by_itself(files):
+    files.files.update({f"{n:03}.jsonl": b'{"text": "x"}\n' for n in range(200)})
+    seen, lock = set(), threading.Lock()
+
+    def fault(request, response):
+        with lock:
+            first = request.path not in seen
+            seen.add(request.path)
+        return Response(503) if first and request.path.endswith("7.jsonl") else response
+
+    files.server.fault = fault
+    assert len(list_files(f"{files.url}/{{000..199}}.jsonl").names) == 200
+    assert len(files.server.log) == 220
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Response(409), "answered 409"),
+        (Response(412), "answered 412"),
+        (Response(404), "no such thing"),
+        (Response(302, b"", {"Location": "http://[::bad/"}), "redirects to what is not a URL"),
+        (Response(206, b"x", {"Content-Range": f"bytes 0-0/{10**23}"}), "size of the file that can be true"),
+        (Response(206, b"x", {"Content-Range": f"bytes 0-0/{1 << 62}"}), "size of the file that can be true"),
+    ],
+)
+def test_odd_answers_to_the_first_request_are_errors_that_name_the_file(files, answer, said):
+    files.server.fault = lambda request, response: answer
+    with pytest.raises(DataError, match=rf"a\.jsonl'.*{said}"):
+        list_files(f"{files.url}/a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("uri", "said"), [("http://[::bad/x.jsonl", "is not a URL"), ("s3://a b/x", "the bucket 'a b'")]
+)
+def test_paths_that_cannot_be_are_errors_that_name_them(uri, said):
+    with pytest.raises(DataError, match=said):
+        list_files(uri)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "said"),
+    [
+        (409, "Conflict", "409|Conflict"),
+        (412, "PreconditionFailed", "412|recondition"),
+        (301, "PermanentRedirect", "set AWS_REGION"),
+    ],
+)
+def test_s3_that_refuses_the_listing_is_an_error_at_once(s3, status, code, said):
+    s3.server.fault = web.answered(status, code)
+    with pytest.raises(DataError, match=said):
+        list_files("s3://corpus/refused")
+
+
 # The Hub
 
 
@@ -232,6 +288,36 @@ def test_the_card_says_which_files_a_split_has(hub: Hub, shard):
     assert texts("hf://org/name/en/train") == ROWS
     assert texts("hf://org/name/de/train") == ["other"]
     with pytest.raises(DataError, match=r"needs one of its configurations in the path: \['de', 'en'\]"):
+        texts("hf://org/name/train")
+
+
+def test_json_of_the_hub_is_json_lines_where_the_card_or_a_name_says_that_it_is_data(hub: Hub, shard):
+    lines = b'{"text": "own"}\n'
+    repo = hub.repositories["org/json"] = Repository()
+    repo.commit({"train.json": lines, "dataset_infos.json": b"{}"})
+    repo.commit({"default/train/0000.parquet": shard}, "refs/convert/parquet")
+    assert texts("hf://org/json/train") == ["own"]
+    repo = hub.repositories["org/c4"] = Repository()
+    repo.card = {
+        "configs": [{"config_name": "en", "data_files": [{"split": "train", "path": "en/c4-train.*.json.gz"}]}]
+    }
+    repo.commit({f"en/c4-train.{n}.json.gz": gzip.compress(lines) for n in range(2)} | {"de/c4-train.0.json.gz": b""})
+    assert texts("hf://org/c4/en/train") == ["own"] * 2
+
+
+def test_a_card_may_name_a_folder_alone_and_what_it_says_in_vain_is_an_error(hub: Hub, shard):
+    repo = hub.repositories["org/name"] = Repository()
+    repo.card = {"configs": [{"config_name": "c", "data_dir": "train-x"}, {"config_name": "d", "data_dir": "none"}]}
+    repo.commit({"train-x/a.parquet": shard, "train-x/test.parquet": other_shard(), "y/a.parquet": shard})
+    assert texts("hf://org/name/c/test") == ["other"]
+    with pytest.raises(DataError, match="names the folder 'none', which has no files"):
+        texts("hf://org/name/d/train")
+    repo.card = {"configs": [{"config_name": "c", "data_dir": "y"}]}
+    assert texts("hf://org/name/c/train") == ROWS
+    repo.card = {"configs": [{"config_name": "c", "data_files": {"train": "y/*.parquet"}}]}
+    assert texts("hf://org/name/train") == ROWS
+    repo.card = {"configs": [{"config_name": "c", "data_files": [{"split": "train", "path": 5}]}]}
+    with pytest.raises(DataError, match="gives 5 as a path"):
         texts("hf://org/name/train")
 
 

@@ -326,6 +326,8 @@ def compile_pipeline(
             )
             for dataset, need in zip(source.datasets, needs, strict=True)
         )
+        if spans is not None:
+            spans.check_limit()
         for opened in datasets:
             _check_lost(opened, faults)
         fetch = Fetcher(datasets, [need.columns for need in needs])

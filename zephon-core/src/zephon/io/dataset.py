@@ -182,7 +182,7 @@ class Dataset:
         Raises:
             DataError: nothing at the path, no rows, mixed formats, a column that is missing or no text, a damaged
                 file, a store that is unknown or cannot be reached.
-            RecipeError: the node's cache is too small for this dataset.
+            RecipeError: no columns.
         """
         columns = list(dict.fromkeys(columns))
         if not columns:

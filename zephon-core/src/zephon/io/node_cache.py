@@ -7,7 +7,8 @@ An entry is one range of bytes of one version of one object, or one whole object
 * A finished part is renamed to its entry. Every entry carries its length and a checksum, which are compared when it is
   read; one that does not fit is made anew.
 * The bytes taken are counted in one file that all processes lock, before they are written; past the limit the entries
-  not used for longest go. Only files with the names that this module gives are ever counted or removed.
+  not used for longest go, whole copies too: who has one open reads on, and who opens one that is gone downloads it
+  again. Only files with the names that this module gives are ever counted or removed.
 
 Nothing here can end a run: where the disk is full, gone or read-only, ranges are streamed and one warning says so.
 """
@@ -22,7 +23,6 @@ import struct
 import threading
 import time
 import zlib
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -40,7 +40,6 @@ _WAIT_SECONDS = 330.0  # for another process's download, which has a deadline of
 _LEFT_FREE = 1 << 30  # of the disk, where no limit is set
 _SWEPT_TO = 0.9  # of the limit, so that sweeps are rare
 _QUIET_SECONDS = 60.0  # after a failed write, until the next is tried
-_MAX_PINNED = 128
 _PIECE = 8 << 20
 _BLOCK = 1 << 20
 
@@ -58,8 +57,7 @@ class NodeCache:
         self._lock = threading.Lock()
         self._quiet_until = 0.0
         self._warned = False
-        self._sound: set[str] = set()  # whole copies whose checksum this process has compared
-        self._pinned: OrderedDict[str, int] = OrderedDict()  # whole copies in use, with an open, locked file each
+        self._sound: dict[str, int] = {}  # whole copies whose checksum this process has compared, with their inodes
 
     @staticmethod
     def key(*identity: object) -> str:
@@ -90,27 +88,24 @@ class NodeCache:
         """Forgets an entry whose bytes turned out to be no good."""
         for kind in ("range", "whole", "sum"):
             self._path(key, kind).unlink(missing_ok=True)
-        with self._lock:
-            self._sound.discard(key)
-            pinned = self._pinned.pop(key, None)  # of the file that has just been removed
-        if pinned is not None:
-            os.close(pinned)
+        self._sound.pop(key, None)
 
     def whole(self, key: str, size: int, download: Callable[[int, int], Any]) -> str | None:
         """The path of a complete copy of an object of `size` bytes, None where there is no room for one.
 
-        `download(start, length)` gives bytes of it. The copy stays at least until 128 others have been asked for.
+        `download(start, length)` gives bytes of it. The copy goes when room is needed and all others were used later,
+        so open it at once and ask again where that fails; once open it can be read to the end.
         """
         entry, checksum = self._path(key, "whole"), self._path(key, "sum")
-        if self._pin(key, entry, checksum, size):
+        if self._has_whole(key, entry, checksum, size):
             return str(entry)
         with self._part(key, entry.exists) as part:
-            if self._pin(key, entry, checksum, size):
+            if self._has_whole(key, entry, checksum, size):
                 return str(entry)
             if part is None:
                 return None
             try:
-                self._reserve(size, part)
+                self._reserve(size, part, beside=_TRAILER.size)
             except OSError as error:
                 self._complain(error)
                 return None
@@ -126,17 +121,8 @@ class NodeCache:
             with self._forgiven():
                 checksum.write_bytes(_TRAILER.pack(_MARK, crc, size))
                 os.rename(self._path(key, "part"), entry)
-                fcntl.flock(part, fcntl.LOCK_SH)  # from here on as those who read it hold it
-            with self._lock:
-                self._sound.add(key)
-            return str(entry) if self._pin(key, entry, checksum, size) else None
-
-    def close(self) -> None:
-        """Lets go of whole copies."""
-        with self._lock:
-            pinned, self._pinned = self._pinned, OrderedDict()
-        for descriptor in pinned.values():
-            os.close(descriptor)
+                self._sound[key] = os.fstat(part).st_ino
+            return str(entry) if self._has_whole(key, entry, checksum, size) else None
 
     def _path(self, key: str, kind: str) -> Path:
         return self.folder / key[:2] / f"{key}.{kind}"
@@ -182,8 +168,14 @@ class NodeCache:
             wait = min(2 * wait, _LONGEST_POLL)
         return None
 
-    def _reserve(self, size: int, part: int) -> None:
-        """Counts `size` bytes as taken and takes them on the disk, removing the oldest entries as far as needed."""
+    def _reserve(self, size: int, part: int, beside: int = 0) -> None:
+        """Takes `size` bytes of the disk for a part, removing the entries not used for longest as far as needed.
+
+        They are counted as taken, and so are those of its file `beside`.
+        """
+        size += beside
+        if self.limit_bytes is not None and size > self.limit_bytes:
+            raise _TooLarge(errno.EFBIG, f"{size:,} bytes at once, where its limit is {self.limit_bytes:,}")
         with self._usage() as usage:
             used = _read_number(usage)
             if used is None or not self._fits(used, size):
@@ -192,14 +184,14 @@ class NodeCache:
                 raise OSError(errno.ENOSPC, "no room within the limit of the cache")
             if hasattr(os, "posix_fallocate"):
                 try:
-                    os.posix_fallocate(part, 0, max(size, 1))
+                    os.posix_fallocate(part, 0, max(size - beside, 1))
                 except OSError as error:
                     if error.errno != errno.ENOSPC:
                         if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
                             raise
                     else:
                         used = self._sweep(size, must_free=size)
-                        os.posix_fallocate(part, 0, max(size, 1))
+                        os.posix_fallocate(part, 0, max(size - beside, 1))
             _write_number(usage, used + size)
 
     def _fits(self, used: int, size: int) -> bool:
@@ -231,13 +223,10 @@ class NodeCache:
             if path.name.endswith((".part", ".sum")):
                 continue
             with suppress(OSError):
-                if path.name.endswith(".whole"):
-                    if not self._remove_unlocked(path):
-                        continue
-                    path.with_suffix(".sum").unlink(missing_ok=True)
-                else:
-                    path.unlink()
+                path.unlink()
                 used -= nbytes
+                if path.name.endswith(".whole"):
+                    path.with_suffix(".sum").unlink(missing_ok=True)
         return used
 
     def _entries(self) -> Iterator[Path]:
@@ -269,38 +258,27 @@ class NodeCache:
         finally:
             os.close(descriptor)
 
-    def _pin(self, key: str, entry: Path, checksum: Path, size: int) -> bool:
-        """Whether a sound copy is there; it is then held against sweeps, of this process and others."""
-        with self._lock:
-            if key in self._pinned:
-                self._pinned.move_to_end(key)
-                return True
+    def _has_whole(self, key: str, entry: Path, checksum: Path, size: int) -> bool:
+        """Whether a sound copy is there, which is then marked as used now."""
         try:
             descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         except OSError:
             return False
         sound = False
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
-            sound = _same_file(descriptor, entry) and (key in self._sound or _is_sound(descriptor, checksum, size))
+            inode = os.fstat(descriptor).st_ino
+            sound = self._sound.get(key) == inode or _is_sound(descriptor, checksum, size)
             if sound:
-                os.utime(entry)
+                self._sound[key] = inode
+                os.utime(descriptor)
         except OSError:
             sound = False
-        if not sound:
+        finally:
             os.close(descriptor)
+        if not sound:
             with suppress(OSError):
                 entry.unlink(missing_ok=True)
-            return False
-        with self._lock:
-            self._sound.add(key)
-            spare = self._pinned.pop(key, None)
-            self._pinned[key] = descriptor
-            dropped = self._pinned.popitem(last=False)[1] if len(self._pinned) > _MAX_PINNED else None
-        for old in (spare, dropped):
-            if old is not None:
-                os.close(old)
-        return True
+        return sound
 
     @contextmanager
     def _forgiven(self) -> Iterator[None]:
@@ -312,7 +290,8 @@ class NodeCache:
     def _complain(self, error: OSError) -> None:
         """Streams for a minute before the next try, and says so once per process."""
         with self._lock:
-            self._quiet_until = time.monotonic() + _QUIET_SECONDS
+            if not isinstance(error, _TooLarge):  # smaller entries fit
+                self._quiet_until = time.monotonic() + _QUIET_SECONDS
             first, self._warned = not self._warned, True
         if first:
             _log.warning(
@@ -321,6 +300,10 @@ class NodeCache:
                 self.folder,
                 error.strerror or error,
             )
+
+
+class _TooLarge(OSError):
+    """An entry that the limit has no room for even alone."""
 
 
 def _read_entry(path: Path, length: int) -> Any:

@@ -46,6 +46,7 @@ class Spans:
         self._noted: OrderedDict[str, set[tuple[_Key, int]]] = OrderedDict()  # by path of the shard
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._process = os.getpid()
+        self._largest = (0, "")  # bytes of the largest piece of any dataset, and its name
 
     def read(self, file: StoredFile, start: int, length: int, *, noted: bool = False) -> Any:
         """`length` bytes of `file` from `start`, as a buffer; errors as those of `StoredFile.open`.
@@ -127,17 +128,23 @@ class Spans:
             return None
         return self.node.whole(_whole_key(file), file.size, lambda start, length: self._parts(file, start, length))
 
-    def require(self, name: str, largest: int, lanes_hint: int = 1) -> None:
-        """Refuses a limit of the cache in which dataset `name`, whose largest entry is `largest` bytes, cannot be read.
+    def require(self, name: str, largest: int) -> None:
+        """Notes that dataset `name` is read in pieces of up to `largest` bytes, for `check_limit`."""
+        with self._lock:
+            self._largest = max(self._largest, (largest, name))
+
+    def check_limit(self) -> None:
+        """Refuses a limit of the cache in which a dataset that has been opened cannot be read.
 
         Raises:
-            RecipeError: with the least limit that will do.
+            RecipeError: with the least limit that will do for all of them.
         """
         if self.node is None or self.node.limit_bytes is None:
             return
+        largest, name = self._largest
         ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
         least = 2 * max(1, int(ranks) if ranks.isdigit() else 1) * (largest + 4096)
-        if self.node.limit_bytes < least:
+        if name and self.node.limit_bytes < least:
             raise RecipeError(
                 f"cache_limit_bytes is {self.node.limit_bytes:,}, but dataset '{name}' is read in pieces of up to "
                 f"{largest:,} bytes and the cache must hold two for each process of this node; allow at least {least:,}"
@@ -151,8 +158,6 @@ class Spans:
             self._announced = 0
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
-        if self.node is not None:
-            self.node.close()
 
     def _fly_announced(self, flight: Future[Any], file: StoredFile, start: int, length: int) -> None:
         if flight.set_running_or_notify_cancel():  # else somebody could not wait

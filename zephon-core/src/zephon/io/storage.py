@@ -15,6 +15,7 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -36,6 +37,7 @@ __all__ = ["SMALL_BYTES", "FileChanged", "Listing", "StoredFile", "is_remote", "
 SMALL_BYTES = 64 << 10
 """A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
 
+_OPENED_AGAIN = 3
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -86,8 +88,13 @@ class StoredFile:
             DataError: it cannot be opened.
         """
         if self.source is not None:
-            copy = self.spans.local(self) if self.whole and self.spans is not None else None
-            return pa.OSFile(copy, "rb") if copy else pa.PythonFile(_RangeFile(self, ranges), mode="r")
+            for _ in range(_OPENED_AGAIN if self.whole else 0):
+                copy = self.spans.local(self) if self.spans is not None else None
+                if copy is None:
+                    break
+                with suppress(FileNotFoundError):  # others needed the room meanwhile
+                    return pa.OSFile(copy, "rb")
+            return pa.PythonFile(_RangeFile(self, ranges), mode="r")
         try:
             file = pa.OSFile(self.path, "rb")
             now = os.fstat(file.fileno())
@@ -119,7 +126,7 @@ class StoredFile:
         """The path of a complete copy of the file on this machine, for libraries that take nothing but paths.
 
         For a local file that is the file itself, else one in the node's cache. The path may be read, never written, and
-        not kept for longer than the reader that asked for it.
+        opened at once: an open file can be read to the end, the path may go when others need the room.
 
         Raises:
             FileChanged, DataError: as `open`; DataError too where the cache is off or has no room for a copy.
@@ -159,7 +166,10 @@ class StoredFile:
             now = _stat_regular(self.path)
             return StoredFile(self.path, now.st_size, now.st_mtime_ns)
         store, key = self.source.store, self.source.key
-        size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
+        try:
+            size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
+        except stores.Changed as changed:
+            raise DataError(f"'{self.path}' cannot be looked at: {changed}; check the store") from changed
         source = replace(self.source, version=version)
         return replace(self, size=size, mtime_ns=_stamp(version), source=source, among=None)
 
@@ -364,7 +374,8 @@ def list_files(path: str) -> Listing:
 
 def _list_remote(uri: str) -> Listing:
     store, path = stores.store_of(uri)
-    found: Found = stores.attempt(lambda: store.list(path), store, f"the listing of '{stores.shown(uri)}'")
+    what = f"the listing of '{stores.shown(uri)}'"
+    found: Found = stores.attempt(lambda: store.list(path), store, what, is_first=True)
     if not len(found.names):
         raise DataError(
             f"'{stores.shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path"

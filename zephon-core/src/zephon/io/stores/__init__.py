@@ -9,6 +9,7 @@ One module per kind behind the `Store` protocol of `base`, which also holds the 
 """
 
 import difflib
+import re
 import threading
 from importlib.util import find_spec
 
@@ -37,6 +38,8 @@ _OTHERS = ("memory", "ftp", "sftp", "ssh", "hdfs", "webhdfs", "smb", "oss", "oci
 SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf", *_OTHERS)
 """What may stand before ``://`` in the path of a dataset, aliases left out."""
 
+_BUCKET = re.compile(r"[$A-Za-z0-9][A-Za-z0-9._-]*")  # $web and $root are containers of Azure
+
 _lock = threading.Lock()
 _stores: dict[tuple[str, str], Store] = {}
 
@@ -64,6 +67,10 @@ def store_of(uri: str) -> tuple[Store, str]:
         if kind == "az" and "@" in bucket:  # abfss://container@account.dfs.core.windows.net/path
             bucket = bucket.partition("@")[0]
             path = bucket + "/" + path.partition("/")[2]
+        if not _BUCKET.fullmatch(bucket):
+            raise DataError(
+                f"'{uri}' names the bucket {bucket[:100]!r}, which no bucket can be called; correct the path"
+            )
     with _lock:
         key = (kind, bucket if kind in ("s3", "gs", "az") else "")
         if key not in _stores:

@@ -135,8 +135,11 @@ def fetch(source: Source, uri: str, size: int, start: int, length: int) -> Any:
     return data
 
 
-def attempt(request: Callable[[], _T], store: Store, what: str) -> _T:
-    """The answer to `request`, retried while that makes sense; errors as those of `fetch`."""
+def attempt(request: Callable[[], _T], store: Store, what: str, *, is_first: bool = False) -> _T:
+    """The answer to `request`, retried while that makes sense; errors as those of `fetch`.
+
+    `is_first`: nothing is known of the object yet, so it can be neither gone nor `Changed`.
+    """
     began = time.monotonic()
     wait, tries, asked = _FIRST_WAIT, 0, dict.fromkeys(("denied", "changed"), 0)
     while True:
@@ -145,6 +148,11 @@ def attempt(request: Callable[[], _T], store: Store, what: str) -> _T:
             return request()
         except StoreFault as fault:
             last = fault
+        if last.kind == "missing" and is_first:
+            raise Unavailable(
+                f"{what} cannot be read: there is no such thing ({last.reason}); check the path, with its bucket or "
+                "repository and revision"
+            ) from last
         if last.kind == "missing":
             raise Unavailable(
                 f"{what} cannot be read: the object is gone ({last.reason}); a dataset must not change during a run, "
@@ -155,6 +163,8 @@ def attempt(request: Callable[[], _T], store: Store, what: str) -> _T:
         if last.kind in asked:
             asked[last.kind] += 1
             if asked[last.kind] == _RETRIED_AT_ONCE:
+                if last.kind == "changed" and is_first:
+                    raise Unavailable(f"{what} cannot be read: {last.reason}; check the store") from last
                 if last.kind == "changed":
                     raise Changed(last.reason) from last
                 raise Unavailable(

@@ -4,13 +4,14 @@ import email.utils
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit
 
 import urllib3
 
-from zephon.io.stores.base import ATTEMPT_SECONDS, Connections, Found, StoreFault, shown
+from zephon.io.stores.base import ATTEMPT_SECONDS, Connections, Found, StoreFault, attempt, shown
 
 __all__ = ["Client", "HttpStore"]
 
@@ -20,6 +21,8 @@ _CONNECTIONS = 64
 _BLOCK = 1 << 18
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MOST_FILES = 1 << 20
+_HEADS = 16
+_MOST_BYTES = 1 << 53
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MOST_REDIRECTS = 5
 
@@ -40,11 +43,11 @@ class Client:
         try:
             if response.status == 206:
                 total = response.headers.get("Content-Range", "").rpartition("/")[2]
-                size = int(total) if total.isdecimal() else -1
+                size = _size(total)
             elif response.status == 416:  # an empty file has no first byte
                 size = 0
             else:
-                size = int(response.headers.get("Content-Length", -1))
+                size = _size(response.headers.get("Content-Length", ""))
                 if size > 0:
                     raise StoreFault(
                         "refused", "the server does not serve ranges of bytes, which random access needs; copy the file"
@@ -52,7 +55,7 @@ class Client:
         finally:
             _put_back(response)
         if size < 0:
-            raise StoreFault("refused", "the server does not tell the size of the file; copy the file")
+            raise StoreFault("refused", "the server does not tell a size of the file that can be true; copy the file")
         return size, version_of(response.headers)
 
     def get(
@@ -85,11 +88,18 @@ class Client:
                 raise StoreFault("refused", f"'{shown(url)}' is not a URL; correct it") from error
             except (urllib3.exceptions.HTTPError, OSError) as error:
                 raise StoreFault("passing", _brief(error)) from error
+            except ValueError as error:  # of the standard library, which takes the host apart
+                raise StoreFault("refused", f"'{shown(url)}' is not a URL; correct it") from error
             if response.status in _REDIRECTS and response.headers.get("Location"):
-                target = urljoin(url, response.headers["Location"])
-                if urlsplit(target).scheme not in ("http", "https"):
+                try:
+                    target = urljoin(url, response.headers["Location"])
+                    scheme, host = urlsplit(target)[:2]
+                except ValueError as error:
+                    response.close()
+                    raise StoreFault("refused", "the server redirects to what is not a URL") from error
+                if scheme not in ("http", "https"):
                     raise StoreFault("refused", f"the server redirects to '{shown(target)}', which is no web address")
-                if urlsplit(target).netloc != urlsplit(url).netloc:  # a token is for the host that it was made for
+                if host != urlsplit(url).netloc:  # a token is for the host that it was made for
                     sent = {k: v for k, v in sent.items() if k.lower() not in ("authorization", "cookie")}
                 _put_back(response)
                 url = target
@@ -111,12 +121,24 @@ class HttpStore:
 
     def list(self, path: str) -> Found:
         urls = [f"{self._scheme}://{name}" for name in _expanded(path)]
-        found = [self._client.head(url, {}) for url in urls]
+        found = self._heads(urls)
         root = shown(urls[0]).rpartition("/")[0]
         while not all(shown(url).startswith(root + "/") for url in urls):
             root = root.rpartition("/")[0]
         names = [unquote(shown(url)[len(root) + 1 :]) for url in urls]
         return Found(root, names, [size for size, _ in found], [version for _, version in found], urls)
+
+    def _heads(self, urls: Sequence[str]) -> Sequence[tuple[int, str]]:
+        """Several at once, each with patience of its own: what one of many meets must not undo what the others gave."""
+
+        def head(url: str) -> tuple[int, str]:
+            return attempt(lambda: self._client.head(url, {}), self, f"'{shown(url)}'", is_first=True)
+
+        pool = ThreadPoolExecutor(min(_HEADS, len(urls)), thread_name_prefix="zephon-list")
+        try:
+            return list(pool.map(head, urls))
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def head(self, key: str) -> tuple[int, str]:
         return self._client.head(key, {})
@@ -126,6 +148,12 @@ class HttpStore:
 
     def renew(self) -> None:
         self._client.renew()
+
+
+def _size(text: str) -> int:
+    """A number of bytes that a server tells, -1 where that is none."""
+    size = int(text) if text.isdecimal() and len(text) < 20 else -1
+    return size if size <= _MOST_BYTES else -1
 
 
 def version_of(headers: Mapping[str, str]) -> str:

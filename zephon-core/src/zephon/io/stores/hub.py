@@ -26,6 +26,9 @@ __all__ = ["HubStore"]
 _CONVERTED = "refs/convert/parquet"
 _PACKED = ("", ".gz", ".zst", ".bz2")
 _SUFFIXES = (".parquet", ".arrow", *(kind + packed for kind in (".jsonl", ".ndjson") for packed in _PACKED))
+# JSON lines too, where a card or the name of a split says that they are data; much else is called that way.
+_JSON = tuple(".json" + packed for packed in _PACKED)
+_NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "index.json", "metadata.json"}
 _SPLIT_NAMES = {
     "train": ("train", "training"),
     "validation": ("validation", "valid", "val", "dev"),
@@ -170,49 +173,93 @@ def _own_files(
     repo: str, configs: Any, files: dict[str, tuple[int, str]], config: str | None, split: str
 ) -> Iterable[str]:
     """The files of a split in the repository itself: by its card, else by their paths; none where there are none."""
-    data = [name for name in files if visible(name) and name.lower().endswith(_SUFFIXES)]
-    if not data:
+    if not any(visible(name) and name.lower().endswith(_SUFFIXES + _JSON) for name in files):
         return ()
+    keys = ("data_files", "data_dir")
     named = {
-        str(c.get("config_name", "default")): c for c in configs or () if isinstance(c, dict) and "data_files" in c
+        str(c.get("config_name", "default")): c
+        for c in configs or ()
+        if isinstance(c, dict) and any(c.get(key) for key in keys)
     }
     if named:
-        return _by_card(repo, named, files, config, split)
+        config = _configuration(repo, named, config)
+        card = named[config]
+        if card.get("data_files"):
+            said = _by_card(repo, card, config, files, split)
+            # What the card names may be of a kind that only the Hub's conversion makes readable.
+            return said if any(name.lower().endswith(_SUFFIXES + _JSON) for name in said) else ()
+        folder = _folder(card)
+        files, config = {name: files[name] for name in _by_path(files, folder)}, None
+        if not files:
+            raise StoreFault("refused", f"the card of dataset '{repo}' names the folder '{folder}', which has no files")
+    else:
+        folder = ""
+    data = [name for name in files if visible(name) and name.lower().endswith(_SUFFIXES)]
+    loose = [
+        name
+        for name in files
+        if visible(name) and name.lower().endswith(_JSON) and name.rpartition("/")[2].lower() not in _NO_DATA
+    ]
     if config is not None:
-        below = [name for name in data if config in name.split("/")[:-1]]
-        if not below:
-            folders = sorted({name.split("/")[0] for name in data if "/" in name})
+        data, loose = ([name for name in some if config in name.split("/")[:-1]] for some in (data, loose))
+        if not data and not loose:
+            folders = sorted({name.split("/")[0] for name in files if "/" in name and name.lower().endswith(_SUFFIXES)})
+            if not folders:
+                return ()
             raise StoreFault("refused", f"dataset '{repo}' has no configuration '{config}'; its folders are {folders}")
-        data = below
+    skip = len(folder) + 1 if folder else 0  # what is said of splits is said below the folder that the card names
     words = _SPLIT_NAMES.get(split, (split,))
     named_split = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(map(re.escape, words))})(?:[^a-z]|$)", re.IGNORECASE)
-    chosen = [name for name in data if named_split.search(name)]
     others = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(w for ws in _SPLIT_NAMES.values() for w in ws)})(?:[^a-z]|$)", re.I)
-    if not chosen and split == "train" and not any(others.search(name) for name in data):
-        return data  # files that name no split at all are all for training
-    if not chosen:
+    for some in (data, loose):
+        if chosen := [name for name in some if named_split.search(name[skip:])]:
+            return chosen
+    # Files that name no split at all are all for training; loose ones only where the card says that they are data.
+    for some in (data, loose if folder else []):
+        if some and split == "train" and not any(others.search(name[skip:]) for name in some):
+            return some
+    if data:
         raise StoreFault(
             "refused", f"no file of dataset '{repo}' belongs to a split '{split}', for example '{data[0]}'"
         )
-    return chosen
+    return ()
 
 
-def _by_card(repo: str, named: dict[str, Any], files: Iterable[str], config: str | None, split: str) -> set[str]:
+def _configuration(repo: str, named: dict[str, Any], config: str | None) -> str:
+    """The configuration of the card that is meant."""
     if config is None:
         marked = [name for name, card in named.items() if card.get("default")]
         config = marked[0] if marked else "default" if "default" in named or len(named) > 1 else next(iter(named))
     if config not in named:
         raise StoreFault("refused", f"dataset '{repo}' needs one of its configurations in the path: {sorted(named)}")
-    data_files = named[config]["data_files"]
-    entries = data_files if isinstance(data_files, list) else [data_files]
+    return config
+
+
+def _folder(card: Any) -> str:
+    return str(card.get("data_dir") or "").removeprefix("./").strip("/")
+
+
+def _by_card(repo: str, card: Any, config: str, files: Iterable[str], split: str) -> set[str]:
+    data_files = card["data_files"]
+    if isinstance(data_files, dict) and "path" not in data_files:
+        entries: list[Any] = [{"split": name, "path": paths} for name, paths in data_files.items()]
+    else:
+        entries = data_files if isinstance(data_files, list) else [data_files]
     patterns: dict[str, list[str]] = {}
     for entry in entries:
         spec = entry if isinstance(entry, dict) else {"split": "train", "path": entry}
         paths = spec.get("path", [])
-        patterns.setdefault(str(spec.get("split", "train")), []).extend([paths] if isinstance(paths, str) else paths)
+        paths = [paths] if isinstance(paths, str) else paths
+        if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
+            raise StoreFault(
+                "refused",
+                f"the card of dataset '{repo}', configuration '{config}', gives {str(paths)[:100]} as a path, where "
+                "text or a list of it was expected; name the files: hf://datasets/ORG/NAME/PATH",
+            )
+        patterns.setdefault(str(spec.get("split", "train")), []).extend(paths)
     if split not in patterns:
         raise StoreFault("refused", f"dataset '{repo}', configuration '{config}', has the splits {sorted(patterns)}")
-    folder = str(named[config].get("data_dir", "")).strip("/")
+    folder = _folder(card)
     chosen = {
         name
         for pattern in patterns[split]

@@ -17,6 +17,7 @@ __all__ = ["ObjectStore"]
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _EXPIRED = re.compile(r"ExpiredToken|TokenRefreshRequired|InvalidToken|InvalidAccessKeyId|RequestTimeTooSkewed|expired")
+_ELSEWHERE = re.compile(r"(?i)redirect without LOCATION|PermanentRedirect|AuthorizationHeaderMalformed")
 _THROTTLED_FOR = 60.0
 _AT = "written at "
 _process: dict[str, int] = {}  # the one in which obstore was first used
@@ -155,6 +156,12 @@ def _asked(function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
             kind = "denied"
         elif kind == "refused" and status is not None and int(status[1]) == 416:
             kind = "changed"
+        if _ELSEWHERE.search(text):
+            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1, the usual one"
+            raise StoreFault(
+                "refused",
+                f"the bucket lies in another region than {region}; set AWS_REGION to its own",
+            ) from error
         if isinstance(error, exceptions.UnknownConfigurationKeyError | exceptions.InvalidPathError):
             kind = "refused"
         raise StoreFault(kind, _brief(error)) from error
