@@ -95,7 +95,7 @@ def as_listed(listing: Listing, path: str) -> Listing:
     So what an index remembers of a fragment holds until the dataset gets another version.
 
     Raises:
-        DataError: a dataset in a store; data files without a dataset round them.
+        DataError: a dataset in a store; data files without a dataset round them, or a dataset without one of its own.
     """
     if listing.sources is not None:
         raise DataError(
@@ -117,8 +117,25 @@ def as_listed(listing: Listing, path: str) -> Listing:
                     f"'{listing.names[i]}' below '{path}' is no part of a local Lance dataset: no versions are beside "
                     "it; name the dataset's own folder on this machine"
                 ) from None
+            _check_complete(folder, newest[folder])
         mtimes[i] = newest[folder]
     return Listing(listing.root, listing.names, listing.sizes, mtimes)
+
+
+def _check_complete(folder: str, stamp: int) -> None:
+    """Raises `DataError` where a data file of the newest version is not there: a listing cannot miss what it lacks."""
+    try:
+        told, _ = ask({"folder": folder, "fragment": "", "stamp": stamp})
+    except ValueError:
+        return  # damaged: every file's scan says so, with the file
+    with os.scandir(os.path.join(folder, "data")) as entries:
+        there = {entry.name for entry in entries}
+    missing = sorted(set(told["files"]) - there)
+    if missing:
+        raise DataError(
+            f"'{os.path.join(folder, 'data', missing[0])}' is not there, and version {told['version']} of its Lance "
+            "dataset is made of it; restore the file, or write the dataset anew"
+        )
 
 
 def _folder(path: str) -> str:

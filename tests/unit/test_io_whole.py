@@ -1,0 +1,101 @@
+"""Of what a dataset says it is made of, all is read and nothing else, or it is a sentence."""
+
+import gzip
+import io
+import subprocess
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from zephon.errors import DataError
+from zephon.io import Dataset, DecodeCache
+
+
+def opened(path: Path, column: str = "text", **options):
+    dataset = Dataset.from_path("whole", path)
+    return dataset.open([column], size_column=column, cache=DecodeCache(1 << 20), **options)
+
+
+def rows_of(path: Path, column: str = "text", **options) -> list[str | None]:
+    dataset = opened(path, column, **options)
+    return dataset.take(np.arange(dataset.catalog.rows))[column].to_pylist()
+
+
+# Tar archives
+
+
+def archive(first: int, count: int) -> bytes:
+    held = io.BytesIO()
+    with tarfile.open(fileobj=held, mode="w") as tar:
+        for n in range(first, first + count):
+            member = tarfile.TarInfo(f"{n:03}.txt")
+            member.size = 5
+            tar.addfile(member, io.BytesIO(b"%05d" % n))
+    return held.getvalue()
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+@pytest.mark.parametrize("blocks", [(100, 101), (96, 104)])
+def test_zeros_in_place_of_a_header_are_damage_and_no_end(tmp_path, ending, blocks):
+    data = bytearray(archive(0, 101))
+    start, stop = (512 * block for block in blocks)
+    data[start:stop] = bytes(stop - start)
+    (tmp_path / f"a{ending}").write_bytes(gzip.compress(data) if ending == ".tar.gz" else data)
+    with pytest.raises(DataError, match=rf"a{ending}' .*byte {start} ends the archive .* more follows at byte {stop}"):
+        opened(tmp_path, "txt")
+    (tmp_path / "b.tar").write_bytes(archive(0, 3))
+    skipping = opened(tmp_path, "txt", skips=True)
+    assert skipping.catalog.rows == 3 and [shard.name for shard in skipping.lost] == [f"a{ending}"]
+
+
+@pytest.mark.parametrize("size", [0, 512, 1024, 1100, 10240, 3 << 20])
+def test_an_archive_may_end_in_any_number_of_zeros(tmp_path, size):
+    data = archive(0, 3).rstrip(b"\0")
+    whole = data + bytes(-len(data) % 512)
+    (tmp_path / "a.tar").write_bytes(whole + bytes(512 + size))
+    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(whole + bytes(512 + size)))
+    assert rows_of(tmp_path, "txt") == ["00000", "00001", "00002"] * 2
+
+
+def test_joined_archives_are_read_where_tar_joined_them_and_else_refused(tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    one, two = folder / "a.tar", tmp_path / "two.tar"
+    one.write_bytes(archive(0, 3))
+    two.write_bytes(archive(3, 3))
+    subprocess.run(["tar", "-A", "-f", one, two], check=True)
+    assert rows_of(folder, "txt") == [f"{n:05}" for n in range(6)]
+    one.write_bytes(archive(0, 3) + archive(3, 3))
+    with pytest.raises(DataError, match="must be written as one or as files of their own"):
+        opened(folder, "txt")
+
+
+# Lance datasets
+
+
+def test_a_lance_dataset_without_one_of_its_data_files_is_refused(tmp_path):
+    import lance
+
+    folder = tmp_path / "docs.lance"
+    for n in range(3):
+        lance.write_dataset(pa.table({"text": [f"{n}a", f"{n}b"]}), folder, mode="append" if n else "create")
+    lance.write_dataset(pa.table({"text": ["other"]}), tmp_path / "other.lance")
+    assert len(rows_of(tmp_path)) == 7
+    lost = sorted((folder / "data").glob("*.lance"))[1]
+    content = lost.read_bytes()
+    lost.unlink()
+    for skips in (False, True):
+        with pytest.raises(DataError, match=rf"data/{lost.name}' is not there, and version 3 of its Lance dataset"):
+            opened(tmp_path, skips=skips)
+    lost.write_bytes(content)
+    (folder / "data/stray.lance").write_bytes(content)
+    assert len(rows_of(folder)) == 6
+    # A fragment of two files: the second holds a column of its own.
+    lance.dataset(folder).add_columns({"more": "'x' || text"})
+    files = {file.path for part in lance.dataset(folder).get_fragments() for file in part.metadata.files}
+    (folder / "data" / sorted(files)[0]).unlink()
+    with pytest.raises(DataError, match="is not there, and version 4 of its Lance dataset"):
+        opened(folder)
