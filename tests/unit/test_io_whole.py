@@ -2,6 +2,8 @@
 
 import gzip
 import io
+import json
+import struct
 import subprocess
 import tarfile
 from pathlib import Path
@@ -14,8 +16,8 @@ from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
 
-def opened(path: Path, column: str = "text", **options):
-    dataset = Dataset.from_path("whole", path)
+def opened(path: Path, column: str = "text", fmt: str | None = None, **options):
+    dataset = Dataset.from_path("whole", path, fmt)
     return dataset.open([column], size_column=column, cache=DecodeCache(1 << 20), **options)
 
 
@@ -99,3 +101,86 @@ def test_a_lance_dataset_without_one_of_its_data_files_is_refused(tmp_path):
     (folder / "data" / sorted(files)[0]).unlink()
     with pytest.raises(DataError, match="is not there, and version 4 of its Lance dataset"):
         opened(folder)
+
+
+# LitData's chunks and MDS shards, which an index lists
+
+
+def packed(texts: list[str], head: bytes) -> bytes:
+    """A chunk of LitData or, with the description of the columns as `head`, an MDS shard."""
+    bodies = [struct.pack("<I", len(text)) + text.encode() for text in texts]
+    ends = np.cumsum([8 + 4 * len(texts) + len(head), *map(len, bodies)])
+    return struct.pack("<I", len(texts)) + ends.astype("<u4").tobytes() + head + b"".join(bodies)
+
+
+def chunk(folder: Path, name: str, *texts: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_bytes(packed(list(texts), b""))
+
+
+def shard(folder: Path, name: str, *texts: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {"column_names": ["text"], "column_encodings": ["str"], "column_sizes": [None]}
+    data = packed(list(texts), json.dumps(told).encode())
+    (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
+
+
+def litdata_index(folder: Path, *names: str) -> None:
+    config = {"data_format": ["str"], "data_spec": None, "item_loader": "PyTreeLoader"}
+    (folder / "index.json").write_text(json.dumps({"chunks": [{"filename": n} for n in names], "config": config}))
+
+
+def mds_index(folder: Path, *shards: tuple[str | None, str | None]) -> None:
+    told = [{"raw_data": r and {"basename": r}, "zip_data": z and {"basename": z}} for r, z in shards]
+    (folder / "index.json").write_text(json.dumps({"version": 2, "shards": told}))
+
+
+def test_the_index_of_litdata_decides_which_chunks_are_read(tmp_path):
+    for part in ("a", "b"):
+        chunk(tmp_path / part, "chunk-0-0.bin", part + "0")
+        chunk(tmp_path / part, "chunk-0-1.bin", part + "1")
+    litdata_index(tmp_path / "a", "chunk-0-0.bin", "chunk-0-1.bin")
+    litdata_index(tmp_path / "b", "chunk-0-1.bin")
+    assert rows_of(tmp_path) == ["a0", "a1", "b1"]
+    (tmp_path / "a/chunk-0-1.bin").unlink()
+    for skips in (False, True):
+        with pytest.raises(DataError, match=r"a/index.json' names 'chunk-0-1.bin', which is not there"):
+            opened(tmp_path, skips=skips)
+    assert rows_of(tmp_path / "a/chunk-0-0.bin", fmt="litdata") == ["a0"]
+    with pytest.raises(DataError, match=r"holds no file that its index.json names, but for example 'chunk-0-0.bin'"):
+        opened(tmp_path / "b/chunk-0-0.bin", fmt="litdata")
+    litdata_index(tmp_path / "a", "../b/chunk-0-0.bin")
+    with pytest.raises(DataError, match=r"names '../b/chunk-0-0.bin', which is not there"):
+        opened(tmp_path)
+    for broken in ({"config": {}}, {"chunks": [{}]}, {"chunks": 3}, [], {"chunks": [{"filename": 1}]}):
+        told = json.loads((tmp_path / "b/index.json").read_text())
+        (tmp_path / "a/index.json").write_text(json.dumps(broken if broken == [] else {**told, **broken}))
+        with pytest.raises(DataError, match=r"a/index.json' is no index of LitData, or damaged"):
+            opened(tmp_path)
+
+
+def test_the_index_of_mds_shards_decides_where_there_is_one(tmp_path):
+    shard(tmp_path / "a", "shard.00000.mds", "a0")
+    shard(tmp_path / "a", "shard.00001.mds.gz", "a1")
+    shard(tmp_path / "a", "shard.00002.mds", "a2")
+    shard(tmp_path / "a", "shard.00002.mds.gz", "a2")
+    shard(tmp_path / "b", "shard.00000.mds", "b0")
+    assert len(rows_of(tmp_path)) == 5
+    first, second = ("shard.00000.mds", None), ("shard.00001.mds", "shard.00001.mds.gz")
+    mds_index(tmp_path / "a", first, second, ("shard.00002.mds", "shard.00002.mds.gz"))
+    assert rows_of(tmp_path) == ["a0", "a1", "a2", "b0"]
+    mds_index(tmp_path / "a", first, second)
+    assert rows_of(tmp_path) == ["a0", "a1", "b0"]
+    (tmp_path / "a/index.json").unlink()
+    mds_index(tmp_path, ("a/shard.00000.mds", None), ("b/shard.00000.mds", None))  # merged
+    assert rows_of(tmp_path) == ["a0", "b0"]
+    (tmp_path / "index.json").write_text('{"about": "something else"}')
+    assert len(rows_of(tmp_path)) == 5
+    mds_index(tmp_path / "a", first, ("shard.00003.mds", "shard.00003.mds.gz"))
+    for skips in (False, True):
+        with pytest.raises(DataError, match=r"a/index.json' names 'shard.00003.mds', which is not there"):
+            opened(tmp_path, skips=skips)
+    for broken in ("{", "[]", "3", '{"shards": 3}', '{"shards": [{}]}', '{"shards": [{"raw_data": {}}]}', "[" * 10**5):
+        (tmp_path / "a/index.json").write_text(broken)
+        with pytest.raises(DataError, match=r"a/index.json' is no index of MDS shards, or damaged"):
+            opened(tmp_path)

@@ -1,8 +1,8 @@
 """LitData's chunks, plain or compressed: a group is a run of items.
 
-What the items are is in index.json beside the chunks; the shard is the chunk. A chunk is, besides a table of offsets,
-one of: items as fields; raw tokens (`TokensLoader`); items in zstd frames, one for many items or one for each; rows as
-an Arrow file at the chunk's end. A chunk compressed as a whole is read as a stream.
+What the items are, and which chunks there are, is in index.json beside the chunks; the shard is the chunk. A chunk is,
+besides a table of offsets, one of: items as fields; raw tokens (`TokensLoader`); items in zstd frames, one for many
+items or one for each; rows as an Arrow file at the chunk's end. A chunk compressed as a whole is read as a stream.
 Columns are the keys of the items, those of dictionaries in dictionaries joined with a dot; an item that is but one text
 is column "text", one that is but one array is "tokens". What is pickled is refused.
 Layouts: litdata/streaming/writer.py and framed_zstd.py.
@@ -40,7 +40,7 @@ from zephon.io.formats.fields import Field, Spans, array_column, bytes_column, f
 from zephon.io.formats.sequential import SequentialBytes, open_stream
 from zephon.io.storage import StoredFile
 
-__all__ = ["INDEX_NAME", "LitData"]
+__all__ = ["INDEX_NAME", "LitData", "chunk_names"]
 
 INDEX_NAME = "index.json"
 
@@ -176,8 +176,9 @@ class _LitDataReader:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What index.json says of all chunks."""
+    """What index.json says of all chunks, and their names."""
 
+    chunks: tuple[str, ...]
     fields: tuple[Field, ...]
     is_tokens: bool
     is_packed_items: bool
@@ -193,8 +194,20 @@ class _Chunk:
     digest: str
 
 
+def chunk_names(index: StoredFile) -> tuple[str, ...]:
+    """The names of the chunks that an index.json lists, as they stand there.
+
+    Raises:
+        DataError: it is no index of LitData, or of chunks that cannot be read.
+    """
+    return _layout_of(index).chunks
+
+
 def _layout(file: StoredFile) -> _Layout:
-    index = file.beside(INDEX_NAME)
+    return _layout_of(file.beside(INDEX_NAME))
+
+
+def _layout_of(index: StoredFile) -> _Layout:
     # All chunks have one index, which for a large dataset is megabytes of JSON.
     key = (index.path, index.size, index.mtime_ns)
     with _lock:
@@ -211,7 +224,10 @@ def _parsed_index(index: StoredFile) -> _Layout:
         raise DataError(f"'{index.path}' has {index.size:,} bytes, which is no index of LitData; restore it")
     try:
         with index.open() as handle:
-            config = json.loads(read_exactly(handle, 0, index.size, index.size))["config"]
+            told = json.loads(read_exactly(handle, 0, index.size, index.size))
+        config, chunks = told["config"], tuple(chunk["filename"] for chunk in told["chunks"])
+        if not all(isinstance(name, str) for name in chunks):
+            raise ValueError("a chunk has no name")
         formats, spec = config["data_format"], config["data_spec"]
         names = _names(json.loads(spec)[1] if spec else {"children_spec": []}, "")
         if config.get("encryption"):
@@ -234,7 +250,7 @@ def _parsed_index(index: StoredFile) -> _Layout:
         names = ["text" if kind in _TEXT else TOKENS if kind.startswith("no_header") else "value"]
     fields = tuple(Field(name, encoding, None) for name, encoding in zip(names, formats, strict=True))
     text = json.dumps([names, formats, loader]).encode()
-    return _Layout(fields, loader == "TokensLoader", config.get("compression_level") == "sample", text)
+    return _Layout(chunks, fields, loader == "TokensLoader", config.get("compression_level") == "sample", text)
 
 
 def _names(spec: Any, prefix: str) -> list[str]:

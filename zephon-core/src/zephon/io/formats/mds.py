@@ -1,8 +1,9 @@
 """Mosaic's MDS shards, plain or compressed with gzip, zstd, bzip2, brotli or snappy: a group is a run of samples.
 
 A shard describes itself: uint32 number of samples, uint32 offsets, a JSON object with the columns, the samples. So
-index.json is not needed, and not read. Text comes as text, numbers as numbers, arrays of one dimension as lists
-(unsigned ones as large_list<uint32>, which may be token ids), all else as bytes; pickled columns are refused.
+index.json is not needed; where there is one, it says which shards count. Text comes as text, numbers as numbers, arrays
+of one dimension as lists (unsigned ones as large_list<uint32>, which may be token ids), all else as bytes; pickled
+columns are refused.
 Offsets and lengths of groups count uncompressed bytes. Layout: streaming/base/format/mds of mosaicml-streaming.
 """
 
@@ -24,6 +25,7 @@ from zephon.io.formats.base import (
     ShardReader,
     ShardScan,
     corrupt_data_errors,
+    read_exactly,
     run_bounds,
     sample_digest,
 )
@@ -39,12 +41,13 @@ from zephon.io.formats.fields import (
 from zephon.io.formats.sequential import CODECS, SNAPPY, SequentialBytes, open_stream, read_range
 from zephon.io.storage import StoredFile
 
-__all__ = ["MosaicShards"]
+__all__ = ["MosaicShards", "shard_names"]
 
 _CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
 _READ_BYTES = 1 << 20
 _MAX_SAMPLES = 1 << 27
 _MAX_CONFIG_BYTES = 1 << 20
+_MAX_INDEX_BYTES = 1 << 30
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
 _BYTES = frozenset(["bytes", "pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[jpeg]", "list[pil]", "list[png]"])
 _PICKLED = frozenset(["pkl", "pickle"])
@@ -91,6 +94,37 @@ class MosaicShards:
         kinds: Mapping[str, str | None] | None = None,
     ) -> ShardReader:
         return _MosaicReader(file, columns, text_column)
+
+
+def shard_names(index: StoredFile) -> list[tuple[str, ...]] | None:
+    """The file names, as they stand there, of each shard that an index.json lists: plain, compressed or both.
+
+    None for an object that is the index of something else.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if index.size > _MAX_INDEX_BYTES:
+        raise DataError(
+            f"'{index.path}' has {index.size:,} bytes, which is no index of MDS shards; restore or remove it"
+        )
+    try:
+        with index.open() as handle:
+            told = json.loads(read_exactly(handle, 0, index.size, index.size))
+        if isinstance(told, dict) and "shards" not in told:
+            return None
+        found = []
+        for shard in told["shards"]:
+            files = [shard.get(key) for key in ("raw_data", "zip_data")]
+            names = tuple(each["basename"] for each in files if each is not None)
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ValueError("a shard has no name")
+            found.append(names)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"'{index.path}' is no index of MDS shards, or damaged ({str(error)[:100]}); restore or remove it"
+        ) from error
+    return found
 
 
 class _MosaicReader:
