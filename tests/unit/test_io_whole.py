@@ -6,6 +6,7 @@ import json
 import struct
 import subprocess
 import tarfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
+from zephon.io.formats import litdata, mds, sequential
 
 
 def opened(path: Path, column: str = "text", fmt: str | None = None, **options):
@@ -106,6 +108,9 @@ def test_a_lance_dataset_without_one_of_its_data_files_is_refused(tmp_path):
 # LitData's chunks and MDS shards, which an index lists
 
 
+TEXT_COLUMN = {"column_names": ["text"], "column_encodings": ["str"], "column_sizes": [None]}
+
+
 def packed(texts: list[str], head: bytes) -> bytes:
     """A chunk of LitData or, with the description of the columns as `head`, an MDS shard."""
     bodies = [struct.pack("<I", len(text)) + text.encode() for text in texts]
@@ -120,8 +125,7 @@ def chunk(folder: Path, name: str, *texts: str) -> None:
 
 def shard(folder: Path, name: str, *texts: str) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    told = {"column_names": ["text"], "column_encodings": ["str"], "column_sizes": [None]}
-    data = packed(list(texts), json.dumps(told).encode())
+    data = packed(list(texts), json.dumps(TEXT_COLUMN).encode())
     (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
 
 
@@ -184,3 +188,49 @@ def test_the_index_of_mds_shards_decides_where_there_is_one(tmp_path):
         (tmp_path / "a/index.json").write_text(broken)
         with pytest.raises(DataError, match=r"a/index.json' is no index of MDS shards, or damaged"):
             opened(tmp_path)
+
+
+# What a small file claims
+
+
+BOMBS = {
+    "zeros": struct.pack("<I", (1 << 27) - 1) + bytes(64 << 20),
+    "empty samples": struct.pack("<2I", 1 << 24, 4 * ((1 << 24) + 2)) + struct.pack("<I", 1 << 27) * (1 << 24),
+    "no end": packed(["one"], b"") + bytes(64 << 20),
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+@pytest.mark.parametrize("name", ["shard.00000.mds.gz", "shard.00000.mds.zstd", "chunk-0-0.zstd.bin"])
+def test_a_small_file_that_becomes_a_large_one_is_refused_before_it_is_read(tmp_path, name, bomb, monkeypatch):
+    data = BOMBS[bomb]
+    if "mds" in name and bomb == "no end":
+        data = packed(["one"], json.dumps(TEXT_COLUMN).encode()) + bytes(64 << 20)
+    codec = pa.Codec("gzip" if name.endswith(".gz") else "zstd")
+    (tmp_path / name).write_bytes(codec.compress(data, asbytes=True))
+    litdata_index(tmp_path, name)
+    if "mds" in name:
+        (tmp_path / "index.json").unlink()
+    read = []
+    inner = sequential.open_stream
+
+    @contextmanager
+    def counted(file, codec):
+        with inner(file, codec) as stream:
+            yield Counted(stream, read)
+
+    for module in (mds, litdata):
+        monkeypatch.setattr(module, "open_stream", counted)
+    with pytest.raises(DataError, match=rf"{name}' cannot be read as (mds|litdata) \(it"):
+        opened(tmp_path)
+    assert sum(read) < 4 << 20
+
+
+class Counted:
+    def __init__(self, stream, read):
+        self._stream, self._read = stream, read
+
+    def read(self, length):
+        data = self._stream.read(length)
+        self._read.append(len(data))
+        return data

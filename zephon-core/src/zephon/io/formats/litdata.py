@@ -46,6 +46,8 @@ INDEX_NAME = "index.json"
 
 _MAX_INDEX_BYTES = 1 << 30
 _MAX_ITEMS = 1 << 27
+# Items per byte of a compressed chunk; the table of offsets alone, which ascend, takes a byte for three at most.
+_MOST_PACKED = 16
 _MAX_FRAME_BYTES = 1 << 31
 _READ_BYTES = 1 << 20
 _PACKED = re.compile(r"\.zstd(:\d+)?\.bin$")
@@ -353,16 +355,21 @@ def _checked(offsets: npt.NDArray[np.int64], begin: int, end: int) -> npt.NDArra
 
 def _packed_chunk(file: StoredFile, layout: _Layout, whole: bool) -> _Chunk:
     with open_stream(file, "zstd") as stream:
-        head = _read(stream, 4)
-        table = _read(stream, 4 * (_count(head) + 1))
+        head = _read(stream, 8)
+        count = _count(head)
+        length = 4 * (count + 2)  # of the head
+        # Asked before the offsets are read: a small compressed file can become any number of bytes.
+        if count > _MOST_PACKED * file.size or int.from_bytes(head[4:], "little") != length:
+            raise ValueError(f"it claims {count} items, and has {file.size} bytes")
+        table = head[4:] + _read(stream, length - len(head))
         offsets = np.frombuffer(table, "<u4").astype(np.int64)
-        end, checksum = 4 + len(table), 0
-        while whole:
+        end, checksum = length, 0
+        while whole and end <= int(offsets[-1]):
             block = stream.read(_READ_BYTES)
             if not block:
                 break
             end, checksum = end + len(block), zlib.crc32(block, checksum)
-    _checked(offsets, 4 + len(table), end if whole else int(offsets[-1]))
+    _checked(offsets, length, end if whole else int(offsets[-1]))
     return _Chunk(offsets, None, hashlib.sha256(layout.text + table + b"%d" % checksum).hexdigest()[:32])
 
 

@@ -47,6 +47,8 @@ _CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
 _READ_BYTES = 1 << 20
 _MAX_SAMPLES = 1 << 27
 _MAX_CONFIG_BYTES = 1 << 20
+# Samples per byte of a compressed shard; the table of offsets alone, which ascend, takes a byte for three at most.
+_MOST_PACKED = 16
 _MAX_INDEX_BYTES = 1 << 30
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
 _BYTES = frozenset(["bytes", "pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[jpeg]", "list[pil]", "list[png]"])
@@ -186,16 +188,22 @@ def _shard(file: StoredFile, whole: bool = False) -> _Shard:
     """The head of a shard; with `whole`, the rest is seen to be there, and to be sound as far as a codec can tell."""
     codec = _codec(file.path)
     with open_stream(file, codec) as stream:
-        head = _read(stream, 4, None if codec else file.size)
-        count = int.from_bytes(head, "little")
-        if count > _MAX_SAMPLES:
-            raise ValueError(f"it claims {count} samples")
-        head += _read(stream, 4 * (count + 1), None if codec else file.size)
-        offsets = np.frombuffer(head, "<u4", offset=4).astype(np.int64)
-        begin = int(offsets[0])
-        if (np.diff(offsets) < 0).any() or not len(head) <= begin <= len(head) + _MAX_CONFIG_BYTES:
+        size = None if codec else file.size
+        head = _read(stream, 8, size)
+        count, begin = (int(number) for number in np.frombuffer(head, "<u4"))
+        length = 4 * (count + 2)  # of the head
+        # All this is asked before the offsets are read: a small compressed file can become any number of bytes.
+        most = _MAX_SAMPLES if size is not None else min(_MAX_SAMPLES, _MOST_PACKED * file.size)
+        if count > most:
+            raise ValueError(f"it claims {count} samples, and has {file.size} bytes")
+        if not length <= begin <= length + _MAX_CONFIG_BYTES:
+            raise ValueError(f"its samples begin at byte {begin}, behind a head of {length}")
+        head += _read(stream, length - len(head), size)
+        numbers = np.frombuffer(head, "<u4", offset=4)
+        if (numbers[1:] < numbers[:-1]).any():
             raise ValueError("its offsets do not ascend")
-        config = _read(stream, begin - len(head), None if codec else file.size)
+        offsets = numbers.astype(np.int64)
+        config = _read(stream, begin - len(head), size)
         fields = _fields(config)
         digest = hashlib.sha256(head + config)
         if whole:
@@ -205,6 +213,8 @@ def _shard(file: StoredFile, whole: bool = False) -> _Shard:
                 if not block:
                     break
                 end, checksum = end + len(block), zlib.crc32(block, checksum)
+                if end > int(offsets[-1]):
+                    raise ValueError(f"its samples end at byte {int(offsets[-1])}, and more follows")
             if (end if codec else file.size) != int(offsets[-1]):
                 raise ValueError(
                     f"its samples end at byte {int(offsets[-1])}, and it has {end if codec else file.size}"
