@@ -17,7 +17,7 @@ __all__ = ["SCHEMA", "load", "location", "save"]
 
 _log = logging.getLogger(__name__)
 
-_VERSION = 2
+_VERSION = 3
 _DIGEST_BYTES = 32
 _NUMBERS = pa.large_list(pa.int64())
 

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
 from zephon.io.formats.lance_process import ask
 from zephon.io.storage import Listing, StoredFile
@@ -41,7 +41,7 @@ class Lance:
             check_columns(empty.schema, [size_column], size_column if is_text else None, file.path)
             digest = hashlib.sha256()
             if "rows" not in told:
-                return ShardScan.of(digest.hexdigest()[:32], empty.schema, [])
+                return ShardScan.of(digest.hexdigest()[:32], with_paths(empty.schema, size_column), [])
             rows = told["rows"]
             # Data files are never written again, and their names are; so this is all that makes the fragment's rows.
             digest.update(json.dumps(told["made_of"], sort_keys=True).encode())
@@ -50,7 +50,7 @@ class Lance:
             counts = np.diff(bounds)
             version = np.full(len(counts), told["version"], np.int64)
             groups = np.stack([counts, counts * per_row, bounds[:-1], version], axis=1)
-            return ShardScan.of(digest.hexdigest()[:32], empty.schema, groups)
+            return ShardScan.of(digest.hexdigest()[:32], with_paths(empty.schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):

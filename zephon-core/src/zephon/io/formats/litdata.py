@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.arrow_ipc import ArrowIpc
 from zephon.io.formats.base import (
     TOKENS,
@@ -89,7 +89,7 @@ class LitData:
             bounds = run_bounds(sizes) if chunk.frames is None else _frame_bounds(chunk)
             starts, ends = chunk.offsets[bounds[:-1]], chunk.offsets[bounds[1:]]
             groups = np.stack([np.diff(bounds), ends - starts, starts, ends - starts], axis=1)
-            return ShardScan.of(chunk.digest, schema, groups)
+            return ShardScan.of(chunk.digest, with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):

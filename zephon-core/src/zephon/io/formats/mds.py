@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.base import (
     Group,
     ShardReader,
@@ -82,7 +82,7 @@ class MosaicShards:
             starts, ends = shard.offsets[bounds[:-1]], shard.offsets[bounds[1:]]
             # Samples are small or their text is most of them; a share would need all of the file to be read.
             groups = np.stack([np.diff(bounds), ends - starts, starts, ends - starts], axis=1)
-            return ShardScan.of(shard.digest, schema, groups)
+            return ShardScan.of(shard.digest, with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):

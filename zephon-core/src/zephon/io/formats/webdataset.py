@@ -75,7 +75,7 @@ class WebDataset:
                 sizes.append(sum(_size_in(sample, name) for name in wanted))
         existing = sorted(columns)
         for name in wanted:
-            if starts and _extension_for(name, columns) is None:
+            if starts and template_of(size_column) is None and _extension_for(name, columns) is None:
                 raise missing_column(name, existing, file.path)
             if is_text and template_of(size_column) is None and starts and columns.get(name) == "large_binary":
                 raise DataError(
