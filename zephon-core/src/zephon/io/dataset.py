@@ -193,7 +193,8 @@ class Dataset:
         fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost)
         for column in columns:
             lacks = [part for part in physical_columns([column]) if not has_column(part, existing)]
-            if existing and lacks and not (column in optional and fmt.name == "jsonl"):
+            may_lack = column in optional and fmt.name == "jsonl" and template_of(column) is None
+            if existing and lacks and not may_lack:
                 raise missing_column(lacks[0], list(existing), path)
         if existing and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
             require_somewhere(size_column, list(existing), path)
