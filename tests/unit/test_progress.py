@@ -11,7 +11,7 @@ def test_metrics_are_of_the_time_since_they_were_last_taken():
         Progress(batches=6, wait=0.5, places=600, padding=50),
         Progress(batches=2, wait=0.3, places=200, padding=10),
         cursor=12,
-        mixture={"a": Mixture(target=0.5, achieved=0.75, tokens=300, rows=3, skipped=1, failed=2)},
+        mixture={"a": Mixture(target=0.5, achieved=0.75, given=300, tokens=300, rows=3, skipped=1, failed=2)},
     )
     assert metrics == {
         "zephon/data_wait(s)": pytest.approx(0.05),

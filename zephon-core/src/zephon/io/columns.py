@@ -30,9 +30,11 @@ __all__ = [
     "has_column",
     "missing_column",
     "physical_columns",
+    "require_somewhere",
     "sound_table",
     "template_of",
     "top_level",
+    "with_paths",
 ]
 
 
@@ -92,20 +94,22 @@ def check_columns(
 ) -> None:
     """Raises `DataError` unless `schema` has each of `columns` exactly once and `text_column`, if any, holds text.
 
-    With `strict` off, columns other than `text_column` may be missing: `sound_table` gives nulls for them.
+    With `strict` off, columns other than `text_column` may be missing; those in a template always may, as other files
+    may have them: `sound_table` gives nulls for them, and `require_somewhere` finds those that no file has.
     """
+    needed = {name for name in columns if template_of(name) is None and (strict or name == text_column)}
     for name in physical_columns(columns):
         count = len(schema.get_all_field_indices(name))
         if count > 1:
             raise DataError(f"'{path}' has {count} columns named '{name}', and one was expected; rename them")
-        if count == 0 and (strict or name == text_column) and _type_of(schema, name) is None:
+        if count == 0 and name in needed and _type_of(schema, name) is None:
             raise missing_column(name, schema.names, path)
     if text_column is None or text_column not in columns:
         return
     in_template = template_of(text_column) is not None
     for name in physical_columns([text_column]):
         kind = _type_of(schema, name)
-        if kind is None and in_template and not strict:
+        if in_template and (kind is None or types.is_null(kind)):
             continue
         if kind is None or not (_is_text(kind) or (in_template and _prints(kind))):
             raise DataError(
@@ -118,6 +122,28 @@ def _remedy(kind: pa.DataType, schema: pa.Schema) -> str:
     if (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type):
         return "token ids are read by the operator pretokenized, in place of tokenize"
     return f"name a text column with text_field{_named_text_columns(schema)}"
+
+
+def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
+    """`schema`, and below their own names the fields in structs that `column` is made of, where it has them.
+
+    So that what a scan notes tells which files have them; see `require_somewhere`.
+    """
+    for name in physical_columns([column]):
+        kind = _type_of(schema, name) if schema.get_field_index(name) < 0 else None
+        if kind is not None and not types.is_null(kind):
+            schema = schema.append(pa.field(name, kind))
+    return schema
+
+
+def require_somewhere(column: str, existing: Sequence[str], path: str) -> None:
+    """Raises `DataError` unless some file of a dataset has each of the columns that `column` is made of.
+
+    `existing` are the columns of all files, `with_paths`.
+    """
+    for name in physical_columns([column]):
+        if name not in existing:
+            raise missing_column(name, existing, path)
 
 
 def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
@@ -263,6 +289,8 @@ def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
             continue
         kind = schema.field(top).type
         for field in fields:
+            if types.is_null(kind):
+                return kind  # nothing is in it, and nothing below it
             if not types.is_struct(kind) or kind.get_field_index(field) < 0:
                 return None
             kind = kind.field(field).type

@@ -12,7 +12,7 @@ import pyarrow as pa
 from zephon.errors import DataError, RecipeError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog, scan_shards
-from zephon.io.columns import has_column, missing_column, physical_columns, template_of
+from zephon.io.columns import has_column, missing_column, physical_columns, require_somewhere, template_of
 from zephon.io.damage import Damaged, LostShard
 from zephon.io.formats import Format, format_named, select_format
 from zephon.io.job_listing import job_listing
@@ -192,8 +192,10 @@ class Dataset:
         lost: list[LostShard] | None = [] if skips else None
         fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost)
         for column in columns:
-            if not (column in optional and fmt.name == "jsonl"):
+            if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
                 _require(column, existing, path)
+        if existing and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
+            require_somewhere(size_column, list(existing), path)
         catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
         if listing.sources is not None:
             spans = spans or Spans(None)

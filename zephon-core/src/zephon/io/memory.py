@@ -10,7 +10,7 @@ from zephon._arrow import byte_lengths, int64_array, string_array
 from zephon.errors import DataError
 from zephon.io.cache import DecodeCache
 from zephon.io.catalog import Catalog
-from zephon.io.columns import check_columns, sound_table
+from zephon.io.columns import check_columns, require_somewhere, sound_table, with_paths
 from zephon.io.formats import Group
 from zephon.io.reader import OpenDataset
 
@@ -68,6 +68,8 @@ def open_table(
     label = f"dataset {name} (in memory)"
     text_column = size_column if is_text else None
     check_columns(table.schema, list(dict.fromkeys([*columns, size_column])), text_column, label)
+    for column in dict.fromkeys([*columns, size_column]):
+        require_somewhere(column, with_paths(table.schema, column).names, label)
     if not table.num_rows:
         raise DataError(f"dataset '{name}' in memory has no rows; a dataset needs at least one document")
     needed = list(dict.fromkeys([*columns, size_column]))

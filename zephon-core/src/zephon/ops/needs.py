@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ..errors import PipelineError
 from ..io import Dataset
-from ..io.columns import has_column
+from ..io.columns import has_column, physical_columns
 from .expression import missing_column
 from .rows import RowOperator
 from .tokenize import Tokenize
@@ -59,7 +59,7 @@ def columns_needed(
     else:
         renamed = {}
     present = dataset.columns(index_dir, skips=skips)
-    if renamed and not has_column(document, present) and any(_may_make(document, operator) for operator in operators):
+    if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     is_loose = any(kind is not None for kind in present.values())
     encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
@@ -73,13 +73,13 @@ def columns_needed(
             if name in made:
                 continue
             source = renamed.get(name, name)
-            if has_column(source, present):
+            if _may_hold(source, present):
                 required.setdefault(name, not unknown and columns is not None)
             elif not unknown:
                 raise PipelineError(f'dataset "{dataset.name}": {label} {missing_column(name, list(present))}')
         if columns is None:
             for name, source in renamed.items():
-                if has_column(source, present):
+                if _may_hold(source, present):
                     required.setdefault(name, False)
         if makes is None:
             unknown = True
@@ -95,6 +95,15 @@ def columns_needed(
     sized = read.get(encode.field) or next(iter(read.values()))
     optional = frozenset(read[name] for name, needed in required.items() if not needed)
     return Needs(read, sized, False, encode, optional)
+
+
+def _may_hold(name: str, present: Iterable[str]) -> bool:
+    """Whether a dataset whose first file has the columns `present` may hold `name`.
+
+    Other files may have what a template is made of and the first one lacks; opening refuses what none has.
+    """
+    held = set(present)
+    return any(has_column(part, held) for part in physical_columns([name]))
 
 
 def _may_make(column: str, operator: RowOperator) -> bool:

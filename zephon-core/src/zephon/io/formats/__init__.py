@@ -16,8 +16,8 @@ from zephon.io.formats.arrow_ipc import ArrowIpc
 from zephon.io.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.formats.jsonl import JsonLines
 from zephon.io.formats.lance import Lance, as_listed
-from zephon.io.formats.litdata import INDEX_NAME, LitData
-from zephon.io.formats.mds import MosaicShards
+from zephon.io.formats.litdata import INDEX_NAME, LitData, chunk_names
+from zephon.io.formats.mds import MosaicShards, shard_names
 from zephon.io.formats.megatron import Megatron, index_name
 from zephon.io.formats.numpy_tokens import NumpyTokens, PlainTokens
 from zephon.io.formats.parquet import Parquet
@@ -73,10 +73,11 @@ def select_format(listing: Listing, fmt: str | None, path: str) -> tuple[Format,
 
     Without `fmt` the endings decide, and must agree. With `fmt`, files of that format's endings are taken or, where
     there are none, files whose ending belongs to no format (a single file that was named is taken as it is). Of a
-    folder made by `save_to_disk` of datasets, only the files that its state names are taken.
+    folder made by `save_to_disk` of datasets, only the files that its state names are taken; of LitData's chunks and
+    MDS shards those that index.json names.
 
     Raises:
-        DataError: two formats side by side, or no file of the format.
+        DataError: two formats side by side, or no file of the format; a file that is named and not there.
     """
     kinds = _kinds(listing.names)
     if fmt is not None:
@@ -134,9 +135,11 @@ def _kind(name: str, beside: set[str]) -> str | None:
 
 
 def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> Listing:
-    """The files to read, less those that `datasets` has left beside its own: results of `map` that it caches there."""
+    """The files to read: what describes a dataset decides, where there is such a thing, which files beside it count."""
     if fmt == "lance":
         return as_listed(listing.select(keep), path)
+    if fmt in ("litdata", "mds"):
+        return listing.select(_indexed(listing, fmt, keep, path))
     if fmt != "arrow":
         return listing.select(keep)
     place = {name: i for i, name in enumerate(listing.names)}
@@ -159,3 +162,52 @@ def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> List
             raise DataError(f"'{file.path}' names '{missing[0]}', which is not there; restore the dataset's files")
     wanted = [i for i in keep if listing.names[i] in named.get(posixpath.dirname(listing.names[i]), {listing.names[i]})]
     return listing.select(wanted)
+
+
+def _indexed(listing: Listing, fmt: str, keep: list[int], path: str) -> list[int]:
+    """Those of the files `keep` that their index.json names, and those that have none.
+
+    LitData's lies beside the chunks; Mosaic's beside or, where several were merged, above. All that one names must be
+    there. A glob or a single file that leaves the index out picks among the files.
+    """
+    place = {name: i for i, name in enumerate(listing.names)}
+    folders = {posixpath.dirname(listing.names[i]): i for i in reversed(keep)}
+    above = {parent for folder in folders for parent in _with_parents(folder)} if fmt == "mds" else set(folders)
+    named: set[str] = set()
+    governed: set[str] = set()
+    for folder in sorted(above):
+        index = place.get(posixpath.join(folder, INDEX_NAME))
+        if index is None and fmt == "mds":
+            continue
+        file = listing.file(index) if index is not None else listing.file(folders[folder]).beside(INDEX_NAME)
+        entries = shard_names(file) if fmt == "mds" else [(name,) for name in chunk_names(file)]
+        if entries is None:
+            continue
+        governed.add(folder)
+        for entry in entries:
+            names = [posixpath.join(folder, name) for name in entry]
+            found = next((name for name in names if name in place), None)
+            if found is not None:
+                named.add(found)
+            elif index is not None:
+                raise DataError(
+                    f"'{file.path}' names '{entry[0][:200]}', which is not there; restore that file, or write the "
+                    "dataset anew"
+                )
+    kept = [
+        i
+        for i in keep
+        if listing.names[i] in named or governed.isdisjoint(_with_parents(posixpath.dirname(listing.names[i])))
+    ]
+    if not kept:
+        raise DataError(
+            f"'{path}' holds no file that its index.json names, but for example '{listing.names[keep[0]]}'; restore "
+            "the files that belong to it, or the index"
+        )
+    return kept
+
+
+def _with_parents(folder: str) -> list[str]:
+    """A relative folder and all above it, "" the last."""
+    parts = folder.split("/") if folder else []
+    return ["/".join(parts[:cut]) for cut in range(len(parts), -1, -1)]

@@ -16,7 +16,7 @@ import pyarrow as pa
 from pyarrow import types
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
 
@@ -63,7 +63,7 @@ class ArrowIpc:
                 raise ValueError("it has no schema")
             if batches_claimed not in (None, batches):
                 raise ValueError(f"its footer lists {batches_claimed} record batches and {batches} are there")
-        return ShardScan.of(digest.hexdigest()[:32], schema, groups)
+        return ShardScan.of(digest.hexdigest()[:32], with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name), file.open() as handle:

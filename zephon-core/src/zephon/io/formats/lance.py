@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
 from zephon.io.formats.lance_process import ask
 from zephon.io.storage import Listing, StoredFile
@@ -41,7 +41,7 @@ class Lance:
             check_columns(empty.schema, [size_column], size_column if is_text else None, file.path)
             digest = hashlib.sha256()
             if "rows" not in told:
-                return ShardScan.of(digest.hexdigest()[:32], empty.schema, [])
+                return ShardScan.of(digest.hexdigest()[:32], with_paths(empty.schema, size_column), [])
             rows = told["rows"]
             # Data files are never written again, and their names are; so this is all that makes the fragment's rows.
             digest.update(json.dumps(told["made_of"], sort_keys=True).encode())
@@ -50,7 +50,7 @@ class Lance:
             counts = np.diff(bounds)
             version = np.full(len(counts), told["version"], np.int64)
             groups = np.stack([counts, counts * per_row, bounds[:-1], version], axis=1)
-            return ShardScan.of(digest.hexdigest()[:32], empty.schema, groups)
+            return ShardScan.of(digest.hexdigest()[:32], with_paths(empty.schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):
@@ -95,7 +95,7 @@ def as_listed(listing: Listing, path: str) -> Listing:
     So what an index remembers of a fragment holds until the dataset gets another version.
 
     Raises:
-        DataError: a dataset in a store; data files without a dataset round them.
+        DataError: a dataset in a store; data files without a dataset round them, or a dataset without one of its own.
     """
     if listing.sources is not None:
         raise DataError(
@@ -117,8 +117,25 @@ def as_listed(listing: Listing, path: str) -> Listing:
                     f"'{listing.names[i]}' below '{path}' is no part of a local Lance dataset: no versions are beside "
                     "it; name the dataset's own folder on this machine"
                 ) from None
+            _check_complete(folder, newest[folder])
         mtimes[i] = newest[folder]
     return Listing(listing.root, listing.names, listing.sizes, mtimes)
+
+
+def _check_complete(folder: str, stamp: int) -> None:
+    """Raises `DataError` where a data file of the newest version is not there: a listing cannot miss what it lacks."""
+    try:
+        told, _ = ask({"folder": folder, "fragment": "", "stamp": stamp})
+    except ValueError:
+        return  # damaged: every file's scan says so, with the file
+    with os.scandir(os.path.join(folder, "data")) as entries:
+        there = {entry.name for entry in entries}
+    missing = sorted(set(told["files"]) - there)
+    if missing:
+        raise DataError(
+            f"'{os.path.join(folder, 'data', missing[0])}' is not there, and version {told['version']} of its Lance "
+            "dataset is made of it; restore the file, or write the dataset anew"
+        )
 
 
 def _folder(path: str) -> str:

@@ -151,7 +151,8 @@ def _answer(request: dict[str, Any], datasets: dict[tuple[str, int], Any]) -> tu
     """`folder`, and `version` or, for the newest one, the `stamp` it was listed with.
 
     With `columns`: `limit` rows of `fragment` from `offset`. Else of the dataset its version, schema (as no rows), and
-    fragments by the name of their first data file: what makes each up, and, of the one that is named, its rows.
+    fragments by the name of their first data file: what makes each up, and, of the one that is named, its rows; where
+    none is named, the data files of all.
     """
     import lance
 
@@ -170,6 +171,8 @@ def _answer(request: dict[str, Any], datasets: dict[tuple[str, int], Any]) -> tu
             raise ValueError("it is no part of the version that was listed")
         return {}, fragment.to_table(columns=request["columns"], offset=request["offset"], limit=request["limit"])
     told: dict[str, Any] = {"version": dataset.version}
+    if not request["fragment"]:
+        told["files"] = [file.path for part in fragments.values() for file in part.metadata.files]
     if fragment is not None:
         fragment.validate()  # that its data files hold as many rows as the version says
         sizes = [file.file_size_bytes or 0 for file in fragment.metadata.files]

@@ -1,8 +1,8 @@
 """LitData's chunks, plain or compressed: a group is a run of items.
 
-What the items are is in index.json beside the chunks; the shard is the chunk. A chunk is, besides a table of offsets,
-one of: items as fields; raw tokens (`TokensLoader`); items in zstd frames, one for many items or one for each; rows as
-an Arrow file at the chunk's end. A chunk compressed as a whole is read as a stream.
+What the items are, and which chunks there are, is in index.json beside the chunks; the shard is the chunk. A chunk is,
+besides a table of offsets, one of: items as fields; raw tokens (`TokensLoader`); items in zstd frames, one for many
+items or one for each; rows as an Arrow file at the chunk's end. A chunk compressed as a whole is read as a stream.
 Columns are the keys of the items, those of dictionaries in dictionaries joined with a dot; an item that is but one text
 is column "text", one that is but one array is "tokens". What is pickled is refused.
 Layouts: litdata/streaming/writer.py and framed_zstd.py.
@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.arrow_ipc import ArrowIpc
 from zephon.io.formats.base import (
     TOKENS,
@@ -40,12 +40,14 @@ from zephon.io.formats.fields import Field, Spans, array_column, bytes_column, f
 from zephon.io.formats.sequential import SequentialBytes, open_stream
 from zephon.io.storage import StoredFile
 
-__all__ = ["INDEX_NAME", "LitData"]
+__all__ = ["INDEX_NAME", "LitData", "chunk_names"]
 
 INDEX_NAME = "index.json"
 
 _MAX_INDEX_BYTES = 1 << 30
 _MAX_ITEMS = 1 << 27
+# Items per byte of a compressed chunk; the table of offsets alone, which ascend, takes a byte for three at most.
+_MOST_PACKED = 16
 _MAX_FRAME_BYTES = 1 << 31
 _READ_BYTES = 1 << 20
 _PACKED = re.compile(r"\.zstd(:\d+)?\.bin$")
@@ -87,7 +89,7 @@ class LitData:
             bounds = run_bounds(sizes) if chunk.frames is None else _frame_bounds(chunk)
             starts, ends = chunk.offsets[bounds[:-1]], chunk.offsets[bounds[1:]]
             groups = np.stack([np.diff(bounds), ends - starts, starts, ends - starts], axis=1)
-            return ShardScan.of(chunk.digest, schema, groups)
+            return ShardScan.of(chunk.digest, with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):
@@ -176,8 +178,9 @@ class _LitDataReader:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What index.json says of all chunks."""
+    """What index.json says of all chunks, and their names."""
 
+    chunks: tuple[str, ...]
     fields: tuple[Field, ...]
     is_tokens: bool
     is_packed_items: bool
@@ -193,8 +196,20 @@ class _Chunk:
     digest: str
 
 
+def chunk_names(index: StoredFile) -> tuple[str, ...]:
+    """The names of the chunks that an index.json lists, as they stand there.
+
+    Raises:
+        DataError: it is no index of LitData, or of chunks that cannot be read.
+    """
+    return _layout_of(index).chunks
+
+
 def _layout(file: StoredFile) -> _Layout:
-    index = file.beside(INDEX_NAME)
+    return _layout_of(file.beside(INDEX_NAME))
+
+
+def _layout_of(index: StoredFile) -> _Layout:
     # All chunks have one index, which for a large dataset is megabytes of JSON.
     key = (index.path, index.size, index.mtime_ns)
     with _lock:
@@ -211,7 +226,10 @@ def _parsed_index(index: StoredFile) -> _Layout:
         raise DataError(f"'{index.path}' has {index.size:,} bytes, which is no index of LitData; restore it")
     try:
         with index.open() as handle:
-            config = json.loads(read_exactly(handle, 0, index.size, index.size))["config"]
+            told = json.loads(read_exactly(handle, 0, index.size, index.size))
+        config, chunks = told["config"], tuple(chunk["filename"] for chunk in told["chunks"])
+        if not all(isinstance(name, str) for name in chunks):
+            raise ValueError("a chunk has no name")
         formats, spec = config["data_format"], config["data_spec"]
         names = _names(json.loads(spec)[1] if spec else {"children_spec": []}, "")
         if config.get("encryption"):
@@ -234,7 +252,7 @@ def _parsed_index(index: StoredFile) -> _Layout:
         names = ["text" if kind in _TEXT else TOKENS if kind.startswith("no_header") else "value"]
     fields = tuple(Field(name, encoding, None) for name, encoding in zip(names, formats, strict=True))
     text = json.dumps([names, formats, loader]).encode()
-    return _Layout(fields, loader == "TokensLoader", config.get("compression_level") == "sample", text)
+    return _Layout(chunks, fields, loader == "TokensLoader", config.get("compression_level") == "sample", text)
 
 
 def _names(spec: Any, prefix: str) -> list[str]:
@@ -337,16 +355,21 @@ def _checked(offsets: npt.NDArray[np.int64], begin: int, end: int) -> npt.NDArra
 
 def _packed_chunk(file: StoredFile, layout: _Layout, whole: bool) -> _Chunk:
     with open_stream(file, "zstd") as stream:
-        head = _read(stream, 4)
-        table = _read(stream, 4 * (_count(head) + 1))
+        head = _read(stream, 8)
+        count = _count(head)
+        length = 4 * (count + 2)  # of the head
+        # Asked before the offsets are read: a small compressed file can become any number of bytes.
+        if count > _MOST_PACKED * file.size or int.from_bytes(head[4:], "little") != length:
+            raise ValueError(f"it claims {count} items, and has {file.size} bytes")
+        table = head[4:] + _read(stream, length - len(head))
         offsets = np.frombuffer(table, "<u4").astype(np.int64)
-        end, checksum = 4 + len(table), 0
-        while whole:
+        end, checksum = length, 0
+        while whole and end <= int(offsets[-1]):
             block = stream.read(_READ_BYTES)
             if not block:
                 break
             end, checksum = end + len(block), zlib.crc32(block, checksum)
-    _checked(offsets, 4 + len(table), end if whole else int(offsets[-1]))
+    _checked(offsets, length, end if whole else int(offsets[-1]))
     return _Chunk(offsets, None, hashlib.sha256(layout.text + table + b"%d" % checksum).hexdigest()[:32])
 
 

@@ -1,8 +1,9 @@
 """Mosaic's MDS shards, plain or compressed with gzip, zstd, bzip2, brotli or snappy: a group is a run of samples.
 
 A shard describes itself: uint32 number of samples, uint32 offsets, a JSON object with the columns, the samples. So
-index.json is not needed, and not read. Text comes as text, numbers as numbers, arrays of one dimension as lists
-(unsigned ones as large_list<uint32>, which may be token ids), all else as bytes; pickled columns are refused.
+index.json is not needed; where there is one, it says which shards count. Text comes as text, numbers as numbers, arrays
+of one dimension as lists (unsigned ones as large_list<uint32>, which may be token ids), all else as bytes; pickled
+columns are refused.
 Offsets and lengths of groups count uncompressed bytes. Layout: streaming/base/format/mds of mosaicml-streaming.
 """
 
@@ -18,12 +19,13 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.errors import DataError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.base import (
     Group,
     ShardReader,
     ShardScan,
     corrupt_data_errors,
+    read_exactly,
     run_bounds,
     sample_digest,
 )
@@ -39,12 +41,15 @@ from zephon.io.formats.fields import (
 from zephon.io.formats.sequential import CODECS, SNAPPY, SequentialBytes, open_stream, read_range
 from zephon.io.storage import StoredFile
 
-__all__ = ["MosaicShards"]
+__all__ = ["MosaicShards", "shard_names"]
 
 _CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
 _READ_BYTES = 1 << 20
 _MAX_SAMPLES = 1 << 27
 _MAX_CONFIG_BYTES = 1 << 20
+# Samples per byte of a compressed shard; the table of offsets alone, which ascend, takes a byte for three at most.
+_MOST_PACKED = 16
+_MAX_INDEX_BYTES = 1 << 30
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
 _BYTES = frozenset(["bytes", "pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[jpeg]", "list[pil]", "list[png]"])
 _PICKLED = frozenset(["pkl", "pickle"])
@@ -77,7 +82,7 @@ class MosaicShards:
             starts, ends = shard.offsets[bounds[:-1]], shard.offsets[bounds[1:]]
             # Samples are small or their text is most of them; a share would need all of the file to be read.
             groups = np.stack([np.diff(bounds), ends - starts, starts, ends - starts], axis=1)
-            return ShardScan.of(shard.digest, schema, groups)
+            return ShardScan.of(shard.digest, with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):
@@ -91,6 +96,37 @@ class MosaicShards:
         kinds: Mapping[str, str | None] | None = None,
     ) -> ShardReader:
         return _MosaicReader(file, columns, text_column)
+
+
+def shard_names(index: StoredFile) -> list[tuple[str, ...]] | None:
+    """The file names, as they stand there, of each shard that an index.json lists: plain, compressed or both.
+
+    None for an object that is the index of something else.
+
+    Raises:
+        DataError: it is damaged.
+    """
+    if index.size > _MAX_INDEX_BYTES:
+        raise DataError(
+            f"'{index.path}' has {index.size:,} bytes, which is no index of MDS shards; restore or remove it"
+        )
+    try:
+        with index.open() as handle:
+            told = json.loads(read_exactly(handle, 0, index.size, index.size))
+        if isinstance(told, dict) and "shards" not in told:
+            return None
+        found = []
+        for shard in told["shards"]:
+            files = [shard.get(key) for key in ("raw_data", "zip_data")]
+            names = tuple(each["basename"] for each in files if each is not None)
+            if not names or not all(isinstance(name, str) for name in names):
+                raise ValueError("a shard has no name")
+            found.append(names)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise DataError(
+            f"'{index.path}' is no index of MDS shards, or damaged ({str(error)[:100]}); restore or remove it"
+        ) from error
+    return found
 
 
 class _MosaicReader:
@@ -152,16 +188,22 @@ def _shard(file: StoredFile, whole: bool = False) -> _Shard:
     """The head of a shard; with `whole`, the rest is seen to be there, and to be sound as far as a codec can tell."""
     codec = _codec(file.path)
     with open_stream(file, codec) as stream:
-        head = _read(stream, 4, None if codec else file.size)
-        count = int.from_bytes(head, "little")
-        if count > _MAX_SAMPLES:
-            raise ValueError(f"it claims {count} samples")
-        head += _read(stream, 4 * (count + 1), None if codec else file.size)
-        offsets = np.frombuffer(head, "<u4", offset=4).astype(np.int64)
-        begin = int(offsets[0])
-        if (np.diff(offsets) < 0).any() or not len(head) <= begin <= len(head) + _MAX_CONFIG_BYTES:
+        size = None if codec else file.size
+        head = _read(stream, 8, size)
+        count, begin = (int(number) for number in np.frombuffer(head, "<u4"))
+        length = 4 * (count + 2)  # of the head
+        # All this is asked before the offsets are read: a small compressed file can become any number of bytes.
+        most = _MAX_SAMPLES if size is not None else min(_MAX_SAMPLES, _MOST_PACKED * file.size)
+        if count > most:
+            raise ValueError(f"it claims {count} samples, and has {file.size} bytes")
+        if not length <= begin <= length + _MAX_CONFIG_BYTES:
+            raise ValueError(f"its samples begin at byte {begin}, behind a head of {length}")
+        head += _read(stream, length - len(head), size)
+        numbers = np.frombuffer(head, "<u4", offset=4)
+        if (numbers[1:] < numbers[:-1]).any():
             raise ValueError("its offsets do not ascend")
-        config = _read(stream, begin - len(head), None if codec else file.size)
+        offsets = numbers.astype(np.int64)
+        config = _read(stream, begin - len(head), size)
         fields = _fields(config)
         digest = hashlib.sha256(head + config)
         if whole:
@@ -171,6 +213,8 @@ def _shard(file: StoredFile, whole: bool = False) -> _Shard:
                 if not block:
                     break
                 end, checksum = end + len(block), zlib.crc32(block, checksum)
+                if end > int(offsets[-1]):
+                    raise ValueError(f"its samples end at byte {int(offsets[-1])}, and more follows")
             if (end if codec else file.size) != int(offsets[-1]):
                 raise ValueError(
                     f"its samples end at byte {int(offsets[-1])}, and it has {end if codec else file.size}"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from zephon.io.columns import check_columns, physical_columns, sound_table
+from zephon.io.columns import check_columns, physical_columns, sound_table, with_paths
 from zephon.io.damage import Damaged
 from zephon.io.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.io.storage import StoredFile
@@ -47,7 +47,7 @@ class Parquet:
                 size = sum(max(column.total_uncompressed_size, 0) for column in chunks)
                 packed = sum(max(column.total_compressed_size, 0) for column in chunks)
                 groups.append((row_group.num_rows, size, number, packed))
-            return ShardScan.of(digest, schema, groups)
+            return ShardScan.of(digest, with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         metadata, _ = _footer(file)

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.errors import ZephonError
-from zephon.io.columns import check_columns, sound_table, top_level
+from zephon.io.columns import check_columns, sound_table, top_level, with_paths
 from zephon.io.formats.base import (
     Group,
     ShardReader,
@@ -52,7 +52,7 @@ class Vortex:
             groups = np.stack([rows, (file.size * (rows / total)).astype(np.int64), splits[:, 0], rows], axis=1)
             tail = read_exactly(handle, max(file.size - _TAIL_BYTES, 0), min(_TAIL_BYTES, file.size), file.size)
             digest = hashlib.sha256(tail + sample_digest(handle, file.size, 4)).hexdigest()[:32]
-        return ShardScan.of(digest, schema, groups)
+        return ShardScan.of(digest, with_paths(schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name), _opened(file) as (opened, _):

@@ -4,8 +4,10 @@ A sample is a run of members whose names are alike up to the first dot of the la
 That much of the name is the sample's key, column "__key__"; what follows the dot names a column: "txt", "meta.json".
 Members are read in place: nothing is ever extracted, so where their names point to does not matter.
 
-A scan of a plain archive hops from header to header. Headers have checksums, what is in a member has none. Offsets and
-lengths of groups count bytes of the (uncompressed) archive.
+A scan of a plain archive hops from header to header. Headers have checksums, what is in a member has none. The first
+block of zeros ends the archive, and nothing but zeros may follow: members behind it are lost to a reader that stops
+there, and whether they are a second archive or the rest of a damaged one cannot be told. Offsets and lengths of groups
+count bytes of the (uncompressed) archive.
 Layouts: https://github.com/webdataset/webdataset, pax in https://pubs.opengroup.org/onlinepubs/9799919799/.
 """
 
@@ -73,7 +75,7 @@ class WebDataset:
                 sizes.append(sum(_size_in(sample, name) for name in wanted))
         existing = sorted(columns)
         for name in wanted:
-            if starts and _extension_for(name, columns) is None:
+            if starts and template_of(size_column) is None and _extension_for(name, columns) is None:
                 raise missing_column(name, existing, file.path)
             if is_text and template_of(size_column) is None and starts and columns.get(name) == "large_binary":
                 raise DataError(
@@ -164,6 +166,15 @@ class _Archive:
         if at + length > len(self._data):
             raise ValueError(f"it ends at byte {self._start + len(self._data)}, before what is listed at {position}")
         return self._data[at : at + length]
+
+    def first_content(self, position: int) -> int | None:
+        """Where the first byte from `position` on is that is not zero; None where there is none up to the end."""
+        data = self._data[position - self._start :]
+        while data or (data := self._read(position, base.RUN_BYTES)):
+            if rest := data.lstrip(b"\0"):
+                return position + len(data) - len(rest)
+            position, data = position + len(data), b""
+        return None
 
     def check(self, position: int) -> None:
         """ValueError where the archive ends before `position`, as far as that is known without reading."""
@@ -259,6 +270,12 @@ def _members(source: _Archive, position: int, end: int | None, digest: Any) -> I
         if not block[0] and not block.strip(b"\0"):
             if end is not None:
                 raise ValueError("the archive ends inside of the group")
+            if (more := source.first_content(position + _BLOCK)) is not None:
+                raise ValueError(
+                    f"byte {position} ends the archive with a block of zeros, and more follows at byte {more}: zeros "
+                    "have taken the place of a header, or archives were put one behind the other, which must be "
+                    "written as one or as files of their own"
+                )
             return
         kind, size, full_name = _header(block, position)
         content = position + _BLOCK
