@@ -190,7 +190,7 @@ class Dataset:
         if self.table is not None:
             return open_table(self.name, self.table, columns, size_column, is_text)
         lost: list[LostShard] | None = [] if skips else None
-        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost)
+        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         for column in columns:
             if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
                 _require(column, existing, path)
@@ -244,11 +244,12 @@ class Dataset:
         threads: int | None = None,
         progress: Callable[[int, int, int, int], None] | None = None,
         lost: list[LostShard] | None = None,
+        spans: Spans | None = None,
     ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
         """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
         assert self.path is not None
         with self._listed(index_dir) as (found, path):
-            fmt, listing = select_format(found, self.fmt, path)
+            fmt, listing = select_format(found, self.fmt, path, spans)
             files = size = 0
             total = int(listing.sizes.sum())
 

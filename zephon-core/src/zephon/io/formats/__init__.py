@@ -24,6 +24,7 @@ from zephon.io.formats.parquet import Parquet
 from zephon.io.formats.text import PlainText
 from zephon.io.formats.vortex import Vortex
 from zephon.io.formats.webdataset import WebDataset
+from zephon.io.spans import Spans
 from zephon.io.storage import Listing
 
 __all__ = ["FORMATS", "Format", "Group", "ShardReader", "ShardScan", "format_named", "select_format"]
@@ -68,13 +69,13 @@ def format_named(name: str) -> Format:
     return FORMATS[name]
 
 
-def select_format(listing: Listing, fmt: str | None, path: str) -> tuple[Format, Listing]:
+def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | None = None) -> tuple[Format, Listing]:
     """The format of a dataset's files, and those files that have it; other kinds of file are passed over.
 
     Without `fmt` the endings decide, and must agree. With `fmt`, files of that format's endings are taken or, where
     there are none, files whose ending belongs to no format (a single file that was named is taken as it is). Of a
     folder made by `save_to_disk` of datasets, only the files that its state names are taken; of LitData's chunks and
-    MDS shards those that index.json names.
+    MDS shards those that index.json names; such files of a store are kept on the node by `spans`.
 
     Raises:
         DataError: two formats side by side, or no file of the format; a file that is named and not there.
@@ -92,7 +93,7 @@ def select_format(listing: Listing, fmt: str | None, path: str) -> tuple[Format,
                 f"'{path}' holds no {fmt} file (endings {', '.join(chosen.suffixes)}), but for example "
                 f"'{listing.names[0]}'; correct the path, or fmt"
             )
-        return chosen, _saved_files(listing, fmt, keep, path)
+        return chosen, _saved_files(listing, fmt, keep, path, spans)
     keep = [i for i, kind in enumerate(kinds) if kind is not None and kind != _LAST]
     keep = keep or [i for i, kind in enumerate(kinds) if kind is not None]
     if not keep:
@@ -113,7 +114,7 @@ def select_format(listing: Listing, fmt: str | None, path: str) -> tuple[Format,
                 f"('{listing.names[i]}'); name the one to read with fmt"
             )
     chosen = FORMATS[str(kinds[first])]
-    return chosen, _saved_files(listing, chosen.name, keep, path)
+    return chosen, _saved_files(listing, chosen.name, keep, path, spans)
 
 
 def _kinds(names: list[str]) -> list[str | None]:
@@ -134,12 +135,12 @@ def _kind(name: str, beside: set[str]) -> str | None:
     return next(found, None)
 
 
-def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> Listing:
+def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str, spans: Spans | None) -> Listing:
     """The files to read: what describes a dataset decides, where there is such a thing, which files beside it count."""
     if fmt == "lance":
         return as_listed(listing.select(keep), path)
     if fmt in ("litdata", "mds"):
-        return listing.select(_indexed(listing, fmt, keep, path))
+        return listing.select(_indexed(listing, fmt, keep, path, spans))
     if fmt != "arrow":
         return listing.select(keep)
     place = {name: i for i, name in enumerate(listing.names)}
@@ -153,7 +154,7 @@ def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> List
     for folder, state in states.items():
         if state is None:
             continue
-        file = listing.file(state)
+        file = listing.file(state, spans)
         with corrupt_data_errors(file, "the state of a saved dataset"), file.open() as handle:
             told = json.loads(handle.read(file.size))
             named[folder] = {posixpath.join(folder, entry["filename"]) for entry in told["_data_files"]}
@@ -164,7 +165,7 @@ def _saved_files(listing: Listing, fmt: str, keep: list[int], path: str) -> List
     return listing.select(wanted)
 
 
-def _indexed(listing: Listing, fmt: str, keep: list[int], path: str) -> list[int]:
+def _indexed(listing: Listing, fmt: str, keep: list[int], path: str, spans: Spans | None) -> list[int]:
     """Those of the files `keep` that their index.json names, and those that have none.
 
     LitData's lies beside the chunks; Mosaic's beside or, where several were merged, above. All that one names must be
@@ -179,7 +180,8 @@ def _indexed(listing: Listing, fmt: str, keep: list[int], path: str) -> list[int
         index = place.get(posixpath.join(folder, INDEX_NAME))
         if index is None and fmt == "mds":
             continue
-        file = listing.file(index) if index is not None else listing.file(folders[folder]).beside(INDEX_NAME)
+        at = index if index is not None else folders[folder]
+        file = listing.file(at, spans) if index is not None else listing.file(at, spans).beside(INDEX_NAME)
         entries = shard_names(file) if fmt == "mds" else [(name,) for name in chunk_names(file)]
         if entries is None:
             continue
