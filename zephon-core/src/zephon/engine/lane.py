@@ -341,10 +341,6 @@ class LaneStream:
         totals = self._totals
         return ", or left out by the operators" if (totals.dropped + totals.failed).any() else ""
 
-    def _or_dropped(self) -> str:
-        totals = self._totals
-        return ", or left out by the operators" if (totals.dropped + totals.failed).any() else ""
-
     def _note_window(self) -> None:
         """Tell where the window begins that the packer has reached."""
         if self._on_window:
