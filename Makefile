@@ -16,8 +16,8 @@ format: setup
 	@.venv/bin/ruff format .
 
 bench: setup
-	@.venv/bin/python scripts/bench.py
-	@.venv/bin/python scripts/bench_elastic.py
+	@.venv/bin/python benchmarks/throughput.py
+	@.venv/bin/python benchmarks/elastic.py
 
 setup:
 	@scripts/setup

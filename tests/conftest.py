@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 from hypothesis import settings
-from servers.hub import Hub
-from store_data import s3_store
 from support import train_tiny_tokenizer
+from support.servers.hub import Hub
+from support.store_data import s3_store
 
 # Machines that run tests are shared and slow at times: an example may take as long as it takes (pytest's own timeout
 # catches a hang). In CI the examples are always the same, so that a red run is about the change under test.
@@ -92,5 +92,5 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries come at once, and give up soon."""
-    monkeypatch.setattr("zephon.io.stores.base._FIRST_WAIT", 0.002)
-    monkeypatch.setattr("zephon.io.stores.base._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("zephon.data.stores.base._FIRST_WAIT", 0.002)
+    monkeypatch.setattr("zephon.data.stores.base._LONGEST_WAIT", 0.05)

@@ -18,7 +18,7 @@ from support import step_digests
 
 from zephon import Pipeline
 from zephon.io import Dataset
-from zephon.state import STREAM_VERSION
+from zephon.run.state import STREAM_VERSION
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
 EXPECTED = Path(__file__).with_name("streams.json")

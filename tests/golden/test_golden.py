@@ -51,7 +51,9 @@ def test_streams_are_the_same_on_other_pythons(minor, tmp_path):
     install = [uv, "pip", "install", "--quiet", "--python", environment / "bin" / "python"]
     subprocess.run([*install, ROOT / "zephon-core"], check=True, timeout=280, cwd=tmp_path)
     of_code = [
-        subprocess.run([each, ROOT / "tests" / "code_cases.py"], capture_output=True, check=True, timeout=120).stdout
+        subprocess.run(
+            [each, ROOT / "tests" / "support" / "code_cases.py"], capture_output=True, check=True, timeout=120
+        ).stdout
         for each in (environment / "bin" / "python", sys.executable)
     ]
     assert of_code[0] == of_code[1]

@@ -14,7 +14,7 @@ from support import setup_of
 from zephon import ZephonError
 from zephon.cli.corpus import train_tokenizer, write_recipe
 from zephon.cli.matrix import Leg, Matrix, Run
-from zephon.ledger import compare, read_ledger
+from zephon.run.ledger import compare, read_ledger
 
 WORDS = ["lane", "shard", "record", "round", "step", "token", "cursor", "window", "chunk", "rank", "group", "epoch"]
 

@@ -10,10 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from support import step_digests
 
-from zephon.ledger import read_ledger
+from zephon.run.ledger import read_ledger
 
 sys.path.insert(0, str(Path(__file__).parent))
-import crashing
+from support import crashing
 
 
 @pytest.mark.slow

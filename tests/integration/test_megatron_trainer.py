@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from zephon.ledger import compare
+from zephon.run.ledger import compare
 
 pytest.importorskip("megatron.training")
 sys.path.insert(0, str(Path(__file__).parent))
-from megatron_forks import BATCH, SAVED, SEQ, STEPS, Megatron
+from support.megatron_forks import BATCH, SAVED, SEQ, STEPS, Megatron
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
 PIPELINE = "--pipeline-model-parallel-size=2"
@@ -319,7 +319,7 @@ def test_the_loaders_metrics_are_in_the_log_line_and_tensorboard(megatron, unint
 
 def test_torchtitan_and_megatron_train_on_the_same_global_batches(megatron, uninterrupted, tmp_path):
     pytest.importorskip("torchtitan")
-    from torchtitan_forks import Titan
+    from support.torchtitan_forks import Titan
 
     titan = Titan(tmp_path)
     try:

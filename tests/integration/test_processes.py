@@ -13,13 +13,13 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
-from chat_data import CHATML, write_chat_tokenizer
-from operator_data import fails_on_sevens, shout
-from process_data import FailsToBegin, Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
+from support.chat_data import CHATML, write_chat_tokenizer
+from support.operator_data import fails_on_sevens, shout
+from support.process_data import FailsToBegin, Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
 
 from zephon import DataError, Pipeline, PipelineError, WorkerError
 from zephon.engine.processes import channel, child
-from zephon.engine.runners import ProcessRunner
+from zephon.engine.runners.process import ProcessRunner
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 

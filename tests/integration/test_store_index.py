@@ -6,8 +6,8 @@ import subprocess
 import sys
 import time
 
-from io_data import open_path, write_shard
-from servers import web
+from support.io_data import open_path, write_shard
+from support.servers import web
 
 SHARDS = 120
 INDEX = """

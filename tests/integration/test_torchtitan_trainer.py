@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from zephon.ledger import compare
+from zephon.run.ledger import compare
 
 pytest.importorskip("torchtitan")
 sys.path.insert(0, str(Path(__file__).parent))
-from torchtitan_forks import SAVED, STEPS, Titan
+from support.torchtitan_forks import SAVED, STEPS, Titan
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
 

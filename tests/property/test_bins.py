@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import block_of, described
 
-from zephon.ops import BinPacker, PackCounts
-from zephon.records import RecordBlock
+from zephon.columns.records import RecordBlock
+from zephon.ops.base import PackCounts
+from zephon.ops.bins import BinPacker
 
 DATASETS = 3  # of block_of
 documents = st.lists(st.one_of(st.integers(0, 12), st.integers(0, 70)), max_size=60)  # lengths in tokens

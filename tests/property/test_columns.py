@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon.batch import BatchInfo, SampleBatch
-from zephon.ops import Shuffle, Shuffler, WrapPacker
-from zephon.records import RecordBlock, TokenBlock
+from zephon.columns.records import RecordBlock, TokenBlock
+from zephon.ops.pack import WrapPacker
+from zephon.ops.shuffle import Shuffle, Shuffler
 
 LENGTH = 7
 

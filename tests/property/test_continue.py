@@ -4,15 +4,15 @@ import itertools
 import json
 
 import pytest
-from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_data import Doubled
 from support import step_digests
+from support.examples import few
+from support.operator_data import Doubled
 
 from zephon import CheckpointError, Pipeline, PipelineError, RecipeError
+from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.topology import divisors
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
 SETTINGS = few(12)

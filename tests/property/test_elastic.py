@@ -5,14 +5,14 @@ import json
 import random
 
 import numpy as np
-from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 from support import step_digests
+from support.examples import few
 
 from zephon import Pipeline, merge_checkpoints
+from zephon.config.topology import divisors
 from zephon.io import Dataset, DecodeCache
-from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource, TokenEstimation
 
 # Building pipelines costs some tens of milliseconds each, so there are fewer examples than usual.

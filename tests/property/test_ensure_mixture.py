@@ -6,15 +6,15 @@ import random
 
 import numpy as np
 import pytest
-from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 from support import step_digests
+from support.examples import few
 
 from zephon import CheckpointError, Pipeline, PipelineError
+from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ops import Turns
-from zephon.topology import divisors
+from zephon.ops.mixture import Turns
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 SETTINGS = few(12)

@@ -8,16 +8,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from examples import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import step_digests
+from support.examples import few
 
 from zephon import DataError, Pipeline, merge_checkpoints
-from zephon.faults import read_report
+from zephon.columns.damage import FAULT, split_damaged
+from zephon.columns.faults import read_report
+from zephon.config.topology import divisors
 from zephon.io import Dataset, DecodeCache
-from zephon.io.damage import FAULT, split_damaged
-from zephon.topology import divisors
 from zephon.work import StaticMixtureWorkSource
 
 SETTINGS = few(8, deadline=None)

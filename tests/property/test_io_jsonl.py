@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from io_data import open_path
+from support.io_data import open_path
 
+from zephon.data.formats import jsonl
+from zephon.data.formats.base import Group
 from zephon.errors import DataError
-from zephon.io.formats import jsonl
-from zephon.io.formats.base import Group
 
 FILE = SimpleNamespace(path="a.jsonl")
 KINDS = {"text": "text", "n": "number", "flag": "flag", "meta.text": "text", "meta.in.n": "number", 'q"': "text"}

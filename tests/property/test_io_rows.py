@@ -12,11 +12,11 @@ import pyarrow.json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from io_data import SUFFIXES, json_lines, open_path, write_shard
+from support.io_data import SUFFIXES, json_lines, open_path, write_shard
 
+from zephon.data.formats import jsonl
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
-from zephon.io.formats import jsonl
 
 # Every character but lone surrogates, which no file format of text can hold.
 characters = st.characters(exclude_categories=("Cs",))

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import catalog_of
 
-from zephon.work.mixture import Curriculum, row_weights
-from zephon.work.order import DatasetOrder, OrderOptions
+from zephon.curriculum.mixture import Curriculum, row_weights
+from zephon.curriculum.order import DatasetOrder, OrderOptions
 
 
 def curriculum(sizes, weights, *, lanes, chunk_size, repeat, seed=0):

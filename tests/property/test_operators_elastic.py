@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from chat_data import CHATML, write_chat_tokenizer
-from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
-from operator_data import (
+from support import step_digests
+from support.chat_data import CHATML, write_chat_tokenizer
+from support.examples import few
+from support.operator_data import (
     Doubled,
     Joined,
     JoinedOrFails,
@@ -21,13 +22,11 @@ from operator_data import (
     two_of_each,
     valued,
 )
-from support import step_digests
 
 from zephon import Pipeline, merge_checkpoints
+from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ops import MapBatches, MapTransform
-from zephon.ops.rows import Rows
-from zephon.topology import divisors
+from zephon.ops.rows import MapBatches, MapTransform, Rows
 from zephon.work import StaticMixtureWorkSource
 
 SETTINGS = few(12)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import catalog_of
 
-from zephon.work.order import DatasetOrder, OrderOptions, segment_starts
-from zephon.work.permute import feistel, shuffled_indices
+from zephon.curriculum.order import DatasetOrder, OrderOptions, segment_starts
+from zephon.curriculum.permute import feistel, shuffled_indices
 
 catalogs = st.builds(
     catalog_of,

@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import block_of, described
 
-from zephon.ops import Passer, Shuffle, Shuffler, WrapPacker
-from zephon.records import Pointer, RecordBlock
+from zephon.columns.records import Pointer, RecordBlock
+from zephon.ops.pack import WrapPacker
+from zephon.ops.shuffle import Passer, Shuffle, Shuffler
 
 documents = st.lists(st.integers(0, 40), min_size=0, max_size=40)  # lengths in tokens; 0 can happen
 

@@ -5,8 +5,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zephon.config.recipe import DataRecipe, parse_size
 from zephon.errors import RecipeError
-from zephon.recipe import DataRecipe, parse_size
 
 count = st.integers(1, 2**31 - 1)
 parallelism = st.integers(1, 1024) | st.just("auto")

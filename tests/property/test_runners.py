@@ -2,10 +2,10 @@
 
 import json
 
-from examples import few
 from hypothesis import Phase, given
 from hypothesis import strategies as st
-from operator_data import (
+from support.examples import few
+from support.operator_data import (
     Doubled,
     Joined,
     JoinedOrFails,
@@ -16,12 +16,12 @@ from operator_data import (
     shout,
     two_of_each,
 )
-from process_data import keeps_number
+from support.process_data import keeps_number
 
 from zephon import Pipeline, merge_checkpoints
+from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ledger import compare, read_ledger
-from zephon.topology import divisors
+from zephon.run.ledger import compare, read_ledger
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 # Each example starts some processes.

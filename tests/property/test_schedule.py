@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support import catalog_of
 
+from zephon.curriculum.mixture import Curriculum, Ending
+from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.schedule import SHARE_ONE, check_stages, shares_between, spans_of
 from zephon.errors import RecipeError
-from zephon.work import Curriculum, DatasetOrder, Ending, OrderOptions, Stage
-from zephon.work.schedule import SHARE_ONE, check_stages, shares_between, spans_of
+from zephon.work import Stage
 
 
 @st.composite

@@ -1,15 +1,15 @@
 """Entering a run anywhere, leaving out steps of it, and the account of what was consumed."""
 
 import pytest
-from examples import few
 from hypothesis import given
 from hypothesis import strategies as st
 from support import step_digests
+from support.examples import few
 
 from zephon import CheckpointError, DataError, Pipeline, PipelineError
+from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ledger import compare, read_ledger
-from zephon.topology import divisors
+from zephon.run.ledger import compare, read_ledger
 from zephon.work import StaticMixtureWorkSource
 
 SETTINGS = few(8)

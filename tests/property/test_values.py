@@ -5,9 +5,8 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zephon.ops import Filter, MapBatches, MapTransform, TextTemplate, probe
-from zephon.ops.probe import Sample
-from zephon.ops.rows import Rows, apply_all
+from zephon.ops.probe import Sample, probe
+from zephon.ops.rows import Filter, MapBatches, MapTransform, Rows, TextTemplate, apply_all
 
 plain = st.one_of(
     st.none(),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from operator_data import shout
+from support.operator_data import shout
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -115,7 +115,7 @@ def test_several_workers_are_refused_with_the_reason(tiny_tokenizer):
 KILLED = """
 import os, signal, sys, time
 from pathlib import Path
-from process_data import children_of, wait_until
+from support.process_data import children_of, wait_until
 from torch.utils.data import DataLoader
 from unit.test_torch_data import build
 

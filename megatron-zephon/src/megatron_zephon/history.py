@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zephon import CheckpointError
-from zephon.state import check_fingerprint
+from zephon.run.state import check_fingerprint
 
 __all__ = ["Entry", "check_count", "read_history", "with_entry", "write_history"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from zephon import DataError, Pipeline, SampleBatch
 from zephon.pipeline import Mixture
-from zephon.progress import Progress
+from zephon.run.progress import Progress
 
 from .batches import BatchForm
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from zephon.pipeline import Mixture
-from zephon.progress import Progress, loader_metrics
+from zephon.run.progress import Progress, loader_metrics
 
 from .loaders import TrainLoader
 
@@ -43,7 +43,7 @@ def watch(loader: TrainLoader | None, sources: Sequence[str]) -> None:
 def gathered_metrics(reader: str) -> dict[str, float]:
     """Metrics of all ranks since this was last called for `reader`; all ranks must call it.
 
-    See `zephon.progress.loader_metrics`.
+    See `zephon.run.progress.loader_metrics`.
     """
     logged = _since.get(reader, Progress())
     known = torch.zeros(5 + 5 * len(_sources), dtype=torch.float64)

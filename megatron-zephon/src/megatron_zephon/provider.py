@@ -20,10 +20,10 @@ from megatron.training.checkpointing import get_loaded_iteration
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
-from zephon.sources import source_of
-from zephon.state import FINGERPRINT_NAMES, check_allowed, check_ranks_agree, with_flag
-from zephon.tokenizer import Tokenizer
-from zephon.topology import Topology
+from zephon.config.topology import Topology
+from zephon.run.sources import source_of
+from zephon.run.state import FINGERPRINT_NAMES, check_allowed, check_ranks_agree, with_flag
+from zephon.tokenizer.tokenizer import Tokenizer
 
 from . import metrics
 from .batches import BatchForm

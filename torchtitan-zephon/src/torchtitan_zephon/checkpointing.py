@@ -26,8 +26,9 @@ import torch.distributed as dist
 from torchtitan.tools import filesystem
 
 from zephon import CheckpointError, merge_checkpoints
-from zephon.state import LaneStart, RunState
-from zephon.topology import Topology
+from zephon.columns.lane_start import LaneStart
+from zephon.config.topology import Topology
+from zephon.run.state import RunState
 
 from .ranks import gathered, is_distributed
 from .trainer_view import TrainerView

@@ -6,8 +6,8 @@ import os
 from typing import Any
 
 from zephon import DataRecipe, TokenizerError, TopologyError
-from zephon.tokenizer import Tokenizer, load_tokenizer
-from zephon.topology import Topology, resolve_lanes
+from zephon.config.topology import Topology, resolve_lanes
+from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 from .trainer_view import GlobalBatch
 

@@ -19,7 +19,7 @@ __all__ = ["Source", "ZephonConfig"]
 
 @dataclass(kw_only=True, slots=True)
 class Source:
-    """One dataset of the mixture; see `zephon.recipe.SourceRecipe`."""
+    """One dataset of the mixture; see `zephon.config.recipe.SourceRecipe`."""
 
     name: str
     """What the dataset is called in mixtures, logs and checkpoints."""

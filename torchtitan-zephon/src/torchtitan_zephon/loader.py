@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
+from zephon.config.topology import Topology
 from zephon.pipeline import Mixture
-from zephon.progress import Progress
-from zephon.sources import source_of
-from zephon.state import check_allowed, check_ranks_agree, with_flag
-from zephon.topology import Topology
+from zephon.run.progress import Progress
+from zephon.run.sources import source_of
+from zephon.run.state import check_allowed, check_ranks_agree, with_flag
 
 from .checkpointing import blank_keys, from_keys, look_ahead, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder

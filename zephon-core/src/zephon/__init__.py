@@ -21,8 +21,9 @@ for batch in pipeline:
     train_step(batch.to_training())
 """
 
-from .batch import SampleBatch
-from .errors import (
+from zephon.batch import SampleBatch
+from zephon.config.recipe import DataRecipe
+from zephon.errors import (
     CheckpointError,
     DataError,
     PipelineError,
@@ -32,9 +33,8 @@ from .errors import (
     WorkerError,
     ZephonError,
 )
-from .pipeline import Pipeline
-from .recipe import DataRecipe
-from .state import merge_checkpoints
+from zephon.pipeline import Pipeline
+from zephon.run.state import merge_checkpoints
 
 __version__ = "0.1.0"
 

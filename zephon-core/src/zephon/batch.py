@@ -10,10 +10,10 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
-from ._arrow import int32_array, int64_array, string_array
-from .errors import PipelineError
-from .io import Catalog
-from .records import RecordBlock
+from zephon.columns.arrow import int32_array, int64_array, string_array
+from zephon.columns.records import RecordBlock
+from zephon.data.catalog import Catalog
+from zephon.errors import PipelineError
 
 __all__ = ["BatchInfo", "SampleBatch", "combine_digests"]
 

@@ -12,51 +12,44 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import pyarrow as pa
 
-from .batch import SampleBatch
-from .compiled import Compiled, Operators, compile_pipeline
-from .engine import Totals, cuts_of
-from .errors import CheckpointError, PipelineError
-from .flush_index import FlushIndex
-from .mixture_report import Mixture, mixture_of
-from .ops import (
-    AddOp,
-    Batch,
-    DecodeText,
-    EnsureMixture,
-    Filter,
-    MapBatches,
-    MapTransform,
-    Operator,
-    PackCounts,
-    PackFlat,
-    PackSequences,
-    Pretokenized,
-    Shuffle,
-    StatefulTransform,
-    TextTemplate,
-    Tokenize,
-    TokenizeChat,
-)
-from .options import Options
-from .recipe import DataRecipe
-from .recipe_operators import operators_of_recipe
-from .sources import source_of
-from .state import (
+from zephon.batch import SampleBatch
+from zephon.columns.lane_start import LaneStart
+from zephon.config.options import Options
+from zephon.config.recipe import DataRecipe
+from zephon.config.topology import Topology
+from zephon.curriculum.continued import NO_CUT
+from zephon.curriculum.source import WorkSource
+from zephon.engine.lane import Totals
+from zephon.engine.takeover import cuts_of
+from zephon.errors import CheckpointError, PipelineError
+from zephon.ops.base import PackCounts
+from zephon.ops.batch import Batch
+from zephon.ops.chat import TokenizeChat
+from zephon.ops.mixture import EnsureMixture
+from zephon.ops.pack import PackFlat, PackSequences
+from zephon.ops.pretokenized import Pretokenized
+from zephon.ops.rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, TextTemplate
+from zephon.ops.shuffle import Shuffle
+from zephon.ops.stateful import StatefulTransform
+from zephon.ops.tokenize import Tokenize
+from zephon.run.compile import Compiled, Operators, compile_pipeline
+from zephon.run.flush_index import FlushIndex
+from zephon.run.mixture_report import Mixture, mixture_of
+from zephon.run.recipe_operators import operators_of_recipe
+from zephon.run.sources import source_of
+from zephon.run.state import (
     FINGERPRINT_NAMES,
     Earlier,
-    LaneStart,
     RunState,
     check_allowed,
     check_fingerprint,
     merge_checkpoints,
     read_states,
 )
-from .stream import BatchStream
-from .topology import Topology
-from .work import NO_CUT, WorkSource
+from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
-    from .torch_data import PipelineDataset
+    from zephon.torch_data import PipelineDataset
 
 __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
@@ -215,7 +208,7 @@ class Pipeline:
         dp_degree, dp_group_id
             Data-parallel groups (ranks that need the same data share one), and which of them this is.
         canonical_replicas
-            Lanes of the run, or "auto": from global_batch, see `zephon.topology.resolve_lanes`.
+            Lanes of the run, or "auto": from global_batch, see `zephon.config.topology.resolve_lanes`.
         global_batch
             Records per optimizer step over all groups.
         flush_every_k_chunks
@@ -235,7 +228,7 @@ class Pipeline:
             For finite runs on several groups: a function that gives True on every rank where any rank calls it with
             True. It is called once per step, from the thread that iterates, on every rank alike.
         ledger
-            A folder in which every rank writes what it consumes; see `zephon.ledger`.
+            A folder in which every rank writes what it consumes; see `zephon.run.ledger`.
         flush_index
             A folder in which every rank writes where windows begin, for `seek`.
         on_error, error_budget, error_budget_rows
@@ -243,7 +236,7 @@ class Pipeline:
             that fails), "skip" leaves such rows out and counts them, up to that share or that number of the rows of a
             chunk, whichever is more; "quarantine" keeps what they hold in the report besides.
         error_report
-            A folder in which every rank reports the rows that it leaves out; see `zephon.faults`.
+            A folder in which every rank reports the rows that it leaves out; see `zephon.columns.faults`.
         check_operators
             Try the user's own functions before the run, see `zephon.ops.checks`.
 
@@ -436,7 +429,7 @@ class Pipeline:
             PipelineError: torch is not installed.
         """
         try:
-            from .torch_data import PipelineDataset
+            from zephon.torch_data import PipelineDataset
         except ImportError as error:
             raise PipelineError(f"torch_dataset needs PyTorch, which cannot be imported ({error}).") from None
         return PipelineDataset(self, **to_training)

@@ -18,8 +18,8 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from .errors import PipelineError
-from .pipeline import Pipeline
+from zephon.errors import PipelineError
+from zephon.pipeline import Pipeline
 
 __all__ = ["PipelineDataset"]
 

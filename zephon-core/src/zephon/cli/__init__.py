@@ -13,6 +13,6 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command with the arguments of this process, and exit."""
-    from .app import app
+    from zephon.cli.app import app
 
     app()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ..errors import ZephonError
+from zephon.errors import ZephonError
 
 __all__ = ["app"]
 
@@ -63,7 +63,7 @@ FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR",
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from .. import __version__
+        from zephon import __version__
 
         typer.echo(f"zephon {__version__}")
         raise typer.Exit
@@ -116,7 +116,7 @@ def _stream(
     ] = None,
 ) -> None:
     """Stream training batches, and say how fast, from where, and what was left out."""
-    from .stream import stream
+    from zephon.cli.stream import stream
 
     stream(
         recipe,
@@ -154,7 +154,7 @@ def _plan(
     canonical_replicas: Replicas = None,
 ) -> None:
     """Draw how the mixture of a run goes, and tell how often each source is gone through."""
-    from .plan import plan
+    from zephon.cli.plan import plan
 
     plan(
         recipe,
@@ -176,7 +176,7 @@ def _demo(
     steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Batches to stream.")] = 10_000,
 ) -> None:
     """Build a small corpus of real text, stream training batches from it, and resume on other numbers of ranks."""
-    from .demo import demo
+    from zephon.cli.demo import demo
 
     if not demo(folder, steps):
         raise typer.Exit(1)
@@ -202,7 +202,7 @@ def _index(
 
     Runs find what this leaves in their cache folder. It can be interrupted, and goes on where it was.
     """
-    from .index import index
+    from zephon.cli.index import index
 
     index(target, text_field=text_field, fmt=fmt, cache_dir=cache_dir, jobs=jobs)
 
@@ -224,7 +224,7 @@ def _show(
     ] = 200,
 ) -> None:
     """Print what the model saw in a step: documents, where they came from, and their text."""
-    from .show import show
+    from zephon.cli.show import show
 
     show(
         recipe,
@@ -277,7 +277,7 @@ def _verify(
 
     Exits with 1 where anything differs, and names the first difference.
     """
-    from .verify import verify
+    from zephon.cli.verify import verify
 
     identical = verify(
         targets,

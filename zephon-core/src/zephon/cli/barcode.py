@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError, PipelineError
-from .source import plural
+from zephon.cli.source import plural
+from zephon.errors import DataError, PipelineError
 
 __all__ = ["BarcodeRow", "check_plot", "draw_barcode"]
 

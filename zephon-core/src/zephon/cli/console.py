@@ -15,7 +15,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ..errors import DataError
+from zephon.errors import DataError
 
 __all__ = ["LiveLine", "ResultFile", "make_console", "print_table", "printable"]
 

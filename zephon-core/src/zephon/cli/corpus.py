@@ -35,7 +35,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from filelock import FileLock
 
-from zephon._arrow import int64_array, string_array
+from zephon.columns.arrow import int64_array, string_array
 from zephon.errors import DataError
 
 __all__ = ["DemoCorpus", "build_corpus", "build_demo", "grow", "train_tokenizer", "write_recipe"]
@@ -344,7 +344,7 @@ def _conversations(rows: Iterable[_Row]) -> Iterator[list[dict[str, str]]]:
 
 
 def _as_tokens(rows: Sequence[_Row], tokenizer: Path) -> pa.Table:
-    from zephon.tokenizer import load_tokenizer
+    from zephon.tokenizer.tokenizer import load_tokenizer
 
     loaded = load_tokenizer(tokenizer)
     texts = string_array([row["text"] for row in rows], pa.large_string())

@@ -10,16 +10,16 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ..batch import SampleBatch
-from ..errors import PipelineError
-from ..tokenizer import load_tokenizer
-from .barcode import BarcodeRow, check_plot, draw_barcode
-from .console import LiveLine, make_console, print_table
-from .corpus import DemoCorpus, build_demo
-from .matrix import Leg, Matrix, Run, Setup
-from .show import describe_records
-from .source import Consumed, open_pipeline, percent
-from .verify import Verdict, judge_runs
+from zephon.batch import SampleBatch
+from zephon.cli.barcode import BarcodeRow, check_plot, draw_barcode
+from zephon.cli.console import LiveLine, make_console, print_table
+from zephon.cli.corpus import DemoCorpus, build_demo
+from zephon.cli.matrix import Leg, Matrix, Run, Setup
+from zephon.cli.show import describe_records
+from zephon.cli.source import Consumed, open_pipeline, percent
+from zephon.cli.verify import Verdict, judge_runs
+from zephon.errors import PipelineError
+from zephon.tokenizer.tokenizer import load_tokenizer
 
 __all__ = ["demo"]
 

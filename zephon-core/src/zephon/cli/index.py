@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..errors import DataError, RecipeError
-from ..io import Dataset
-from ..io.damage import LostShard
-from ..options import CacheOptions
-from ..recipe import DataRecipe
-from .console import LiveLine, make_console, print_table
-from .source import count
+from zephon.cli.console import LiveLine, make_console, print_table
+from zephon.cli.source import count
+from zephon.columns.damage import LostShard
+from zephon.config.options import CacheOptions
+from zephon.config.recipe import DataRecipe
+from zephon.data.dataset import Dataset
+from zephon.errors import DataError, RecipeError
 
 __all__ = ["index"]
 

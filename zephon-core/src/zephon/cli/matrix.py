@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import DataError, PipelineError
-from ..options import default_workers
-from ..topology import divisors
-from .worker import Job
+from zephon.cli.worker import Job
+from zephon.config.options import default_workers
+from zephon.config.topology import divisors
+from zephon.errors import DataError, PipelineError
 
 __all__ = ["Leg", "Matrix", "Run", "Setup", "microbatch_for"]
 

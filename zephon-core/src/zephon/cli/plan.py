@@ -7,14 +7,14 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..compiled import Compiled
-from ..errors import RecipeError
-from ..pipeline import Pipeline
-from ..recipe import DataRecipe
-from ..sources import chain_of
-from ..work import Curriculum
-from .console import make_console, print_table
-from .source import count, open_pipeline, percent
+from zephon.cli.console import make_console, print_table
+from zephon.cli.source import count, open_pipeline, percent
+from zephon.config.recipe import DataRecipe
+from zephon.curriculum.mixture import Curriculum
+from zephon.errors import RecipeError
+from zephon.pipeline import Pipeline
+from zephon.run.compile import Compiled
+from zephon.run.sources import chain_of
 
 __all__ = ["Forecast", "percents", "plan"]
 
@@ -96,7 +96,7 @@ def plan(
 
 
 def _tokens_of(text: str) -> int:
-    from .._checks import Count, checked
+    from zephon.config.checks import Count, checked
 
     number: int = checked(Count(), text, "tokens", "zephon plan")
     if not number:

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ..batch import SampleBatch
-from ..errors import DataError, PipelineError
-from ..recipe import DataRecipe
-from ..tokenizer import Tokenizer, load_tokenizer
-from ..topology import resolve_lanes
-from .console import make_console, printable
-from .source import open_pipeline, plural, tokenizer_id
+from zephon.batch import SampleBatch
+from zephon.cli.console import make_console, printable
+from zephon.cli.source import open_pipeline, plural, tokenizer_id
+from zephon.config.recipe import DataRecipe
+from zephon.config.topology import resolve_lanes
+from zephon.errors import DataError, PipelineError
+from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = ["describe_records", "show"]
 

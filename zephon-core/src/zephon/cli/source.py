@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from ..batch import SampleBatch
-from ..errors import TopologyError
-from ..pipeline import Pipeline
-from ..recipe import DataRecipe
-from ..topology import divisors
+from zephon.batch import SampleBatch
+from zephon.config.recipe import DataRecipe
+from zephon.config.topology import divisors
+from zephon.errors import TopologyError
+from zephon.pipeline import Pipeline
 
 __all__ = ["Consumed", "check_step_share", "count", "open_pipeline", "percent", "plural", "tokenizer_id"]
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from ..errors import TopologyError
-from ..pipeline import Pipeline
-from ..recipe import DataRecipe
-from ..sources import source_of
-from ..topology import resolve_lanes
-from .console import LiveLine, ResultFile, make_console, print_table
-from .source import Consumed, check_step_share, open_pipeline, percent, plural
+from zephon.cli.console import LiveLine, ResultFile, make_console, print_table
+from zephon.cli.source import Consumed, check_step_share, open_pipeline, percent, plural
+from zephon.config.recipe import DataRecipe
+from zephon.config.topology import resolve_lanes
+from zephon.errors import TopologyError
+from zephon.pipeline import Pipeline
+from zephon.run.sources import source_of
 
 __all__ = ["stream"]
 

@@ -9,15 +9,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import DataError, PipelineError, RecipeError
-from ..ledger import Ledger, compare, read_ledger
-from ..recipe import DataRecipe
-from ..sources import source_of
-from ..topology import Topology, resolve_lanes
-from .barcode import BarcodeRow, check_plot, draw_barcode
-from .console import LiveLine, make_console, print_table
-from .matrix import Leg, Matrix, Run, Setup, microbatch_for
-from .source import open_pipeline, plural
+from zephon.cli.barcode import BarcodeRow, check_plot, draw_barcode
+from zephon.cli.console import LiveLine, make_console, print_table
+from zephon.cli.matrix import Leg, Matrix, Run, Setup, microbatch_for
+from zephon.cli.source import open_pipeline, plural
+from zephon.config.recipe import DataRecipe
+from zephon.config.topology import Topology, resolve_lanes
+from zephon.errors import DataError, PipelineError, RecipeError
+from zephon.run.ledger import Ledger, compare, read_ledger
+from zephon.run.sources import source_of
 
 __all__ = ["Verdict", "judge", "parse_numbers", "verify", "verify_ledgers", "verify_recipe"]
 

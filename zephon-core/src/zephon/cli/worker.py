@@ -22,10 +22,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from ..errors import CheckpointError, DataError, ZephonError
-from ..options import CacheOptions
-from ..recipe import DataRecipe
-from .source import check_step_share, open_pipeline
+from zephon.cli.source import check_step_share, open_pipeline
+from zephon.config.options import CacheOptions
+from zephon.config.recipe import DataRecipe
+from zephon.errors import CheckpointError, DataError, ZephonError
 
 __all__ = ["Job", "write_state"]
 

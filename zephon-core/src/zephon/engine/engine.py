@@ -14,13 +14,13 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from ..faults import RowFault
-from ..records import RecordBlock
-from ..state import LaneStart
-from .lane import LaneStream, Totals
-from .plan import Plan
-from .processes.pool import WorkerPool
-from .runners import Runner
+from zephon.columns.faults import RowFault
+from zephon.columns.lane_start import LaneStart
+from zephon.columns.records import RecordBlock
+from zephon.engine.lane import LaneStream, Totals
+from zephon.engine.plan import Plan
+from zephon.engine.processes.pool import WorkerPool
+from zephon.engine.runners.base import Runner
 
 __all__ = ["Ahead", "Engine"]
 

@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataError
-from ..faults import FaultBudget, RowFault
-from ..ops import Emitted, Job, Ordered, PackCounts
-from ..records import Pointer, RecordBlock, RowBlock, TokenBlock
-from ..state import LaneStart
-from .plan import Plan
-from .runners import Runner, Task
+from zephon.columns.faults import FaultBudget, RowFault
+from zephon.columns.lane_start import LaneStart
+from zephon.columns.records import Pointer, RecordBlock, RowBlock, TokenBlock
+from zephon.engine.plan import Plan
+from zephon.engine.runners.base import Runner, Task
+from zephon.errors import DataError
+from zephon.ops.base import Job, Ordered, PackCounts
+from zephon.ops.documents import Emitted
 
 __all__ = ["LaneStream", "Totals"]
 

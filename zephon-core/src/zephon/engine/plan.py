@@ -9,31 +9,21 @@ from functools import partial
 import numpy as np
 import pyarrow as pa
 
-from ..faults import FaultPolicy
-from ..io import OpenDataset
-from ..io.damage import FAULT, Lost, split_damaged
-from ..ops import (
-    BinPacker,
-    DocumentWorker,
-    EnsureMixture,
-    MixturePacker,
-    Orderer,
-    PackCounts,
-    Packer,
-    PackFlat,
-    Passer,
-    Sample,
-    Shuffle,
-    Shuffler,
-    StatefulStage,
-    TokenPlan,
-    Turns,
-    WrapPacker,
-)
-from ..records import RowBlock, RowPart
-from ..state import LaneStart
-from ..topology import Topology
-from ..work import AnyCurriculum
+from zephon.columns.damage import FAULT, Lost, split_damaged
+from zephon.columns.faults import FaultPolicy
+from zephon.columns.lane_start import LaneStart
+from zephon.columns.records import RowBlock, RowPart
+from zephon.config.topology import Topology
+from zephon.curriculum.continued import AnyCurriculum
+from zephon.data.reader import OpenDataset
+from zephon.ops.base import Orderer, PackCounts, Packer
+from zephon.ops.bins import BinPacker
+from zephon.ops.documents import DocumentWorker
+from zephon.ops.mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
+from zephon.ops.pack import PackFlat, WrapPacker
+from zephon.ops.probe import Sample
+from zephon.ops.shuffle import Passer, Shuffle, Shuffler
+from zephon.ops.stateful import StatefulStage
 
 __all__ = ["Fetcher", "Plan"]
 

@@ -15,16 +15,15 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..faults import RowFault
-from ..ops import DocumentWorker, Encoder, RowOperator
-from ..ops.documents import Documents
-from ..ops.rows import Rows, apply_all
-from ..records import RowBlock, TokenBlock
-from ..state import LaneStart
-from .engine import Engine
-from .plan import Plan
-from .processes.pool import SEATS, WorkerPool
-from .runners import make_runner
+from zephon.columns.faults import RowFault
+from zephon.columns.lane_start import LaneStart
+from zephon.columns.records import RowBlock, TokenBlock
+from zephon.engine.engine import Engine
+from zephon.engine.plan import Plan
+from zephon.engine.processes.pool import SEATS, WorkerPool
+from zephon.engine.runners import make_runner
+from zephon.ops.documents import Documents, DocumentWorker, Encoder
+from zephon.ops.rows import RowOperator, Rows, apply_all
 
 __all__ = ["start_engine"]
 

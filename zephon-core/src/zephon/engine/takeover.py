@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import CheckpointError
-from ..state import LaneStart
-from .lane import LaneStream, Totals
-from .plan import Plan
-from .runners import make_runner
+from zephon.columns.lane_start import LaneStart
+from zephon.engine.lane import LaneStream, Totals
+from zephon.engine.plan import Plan
+from zephon.engine.runners import make_runner
+from zephon.errors import CheckpointError
 
 __all__ = ["cuts_of"]
 

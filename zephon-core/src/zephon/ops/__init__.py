@@ -1,18 +1,18 @@
 """Operators: what a pipeline does between rows and records."""
 
-from .base import Job, Ordered, Orderer, PackCounts, Packer
-from .batch import Batch
-from .bins import BinPacker
-from .chat import TokenizeChat
-from .checks import Finding, check_operators
-from .documents import DocumentWorker, Emitted, Encoder
-from .expression import Expression
-from .mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
-from .needs import Needs, columns_needed
-from .pack import PackFlat, PackSequences, WrapPacker
-from .pretokenized import Pretokenized
-from .probe import Probed, Sample, probe
-from .rows import (
+from zephon.ops.base import Job, Ordered, Orderer, PackCounts, Packer
+from zephon.ops.batch import Batch
+from zephon.ops.bins import BinPacker
+from zephon.ops.chat import TokenizeChat
+from zephon.ops.checks import Finding, check_operators
+from zephon.ops.documents import DocumentWorker, Emitted, Encoder
+from zephon.ops.expression import Expression
+from zephon.ops.mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
+from zephon.ops.needs import Needs, columns_needed
+from zephon.ops.pack import PackFlat, PackSequences, WrapPacker
+from zephon.ops.pretokenized import Pretokenized
+from zephon.ops.probe import Probed, Sample, probe
+from zephon.ops.rows import (
     AddOp,
     DecodeText,
     Filter,
@@ -23,9 +23,9 @@ from .rows import (
     TextTemplate,
     types_of,
 )
-from .shuffle import Passer, Shuffle, Shuffler
-from .stateful import Stateful, StatefulStage, StatefulTransform, Window
-from .tokenize import Tokenize, add_special_tokens
+from zephon.ops.shuffle import Passer, Shuffle, Shuffler
+from zephon.ops.stateful import Stateful, StatefulStage, StatefulTransform, Window
+from zephon.ops.tokenize import Tokenize, add_special_tokens
 
 __all__ = [
     "AddOp",

@@ -19,8 +19,8 @@ from typing import Protocol
 
 import numpy as np
 
-from ..errors import PipelineError
-from ..records import Pointer, RecordBlock, TokenBlock
+from zephon.columns.records import Pointer, RecordBlock, TokenBlock
+from zephon.errors import PipelineError
 
 __all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer", "check_workers"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..errors import PipelineError
+from zephon.errors import PipelineError
 
 __all__ = ["Batch"]
 

@@ -16,9 +16,9 @@ from operator import attrgetter, itemgetter
 
 import numpy as np
 
-from ..records import Pointer, RecordBlock, TokenBlock
-from .base import Job, PackCounts
-from .parts import Part, fill_columns
+from zephon.columns.records import Pointer, RecordBlock, TokenBlock
+from zephon.ops.base import Job, PackCounts
+from zephon.ops.parts import Part, fill_columns
 
 __all__ = ["BinPacker"]
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from ..errors import PipelineError
-from ..tokenizer import Tokenizer
-from .base import check_workers
-from .rows import check_names, check_runner
-from .tokenize import check_limit
+from zephon.errors import PipelineError
+from zephon.ops.base import check_workers
+from zephon.ops.rows import check_names, check_runner
+from zephon.ops.tokenize import check_limit
+from zephon.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from .chat_encoder import ChatEncoder
+    from zephon.ops.chat_encoder import ChatEncoder
 
 __all__ = ["TokenizeChat"]
 
@@ -140,7 +140,7 @@ class TokenizeChat:
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> ChatEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
-        from .chat_encoder import ChatEncoder  # Jinja is not loaded where nobody chats
+        from zephon.ops.chat_encoder import ChatEncoder  # Jinja is not loaded where nobody chats
 
         return ChatEncoder(self, tokenizer, bos, eos)
 

@@ -28,20 +28,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .._arrow import int64_array
-from ..errors import PipelineError
-from ..records import ragged_take
-from ..tokenizer import Tokenizer
-from ..tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_template_file
-from .chat import TokenizeChat
-from .chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
-from .chat_template import ChatTemplate, TemplateFailure
-from .chat_traced import merged, without
-from .chat_traced import said as said_text
-from .documents import Documents, shortened, split_up
-from .expression import missing_column
-from .rows import Rows
-from .tokenize import add_special_tokens
+from zephon.columns.arrow import int64_array
+from zephon.columns.records import ragged_take
+from zephon.errors import PipelineError
+from zephon.ops.chat import TokenizeChat
+from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
+from zephon.ops.chat_template import ChatTemplate, TemplateFailure
+from zephon.ops.chat_traced import merged, without
+from zephon.ops.chat_traced import said as said_text
+from zephon.ops.documents import Documents, shortened, split_up
+from zephon.ops.expression import missing_column
+from zephon.ops.rows import Rows
+from zephon.ops.tokenize import add_special_tokens
+from zephon.tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_template_file
+from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["ChatEncoder"]
 

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from .._arrow import list_offsets, one_chunk
+from zephon.columns.arrow import list_offsets, one_chunk
 
 __all__ = ["MessageFailure", "normal_messages", "normal_tools", "paired_messages", "python_values"]
 

@@ -28,8 +28,8 @@ import jinja2.runtime
 import jinja2.sandbox
 import jinja2.visitor
 
-from ..errors import PipelineError
-from .chat_traced import (
+from zephon.errors import PipelineError
+from zephon.ops.chat_traced import (
     EVEN,
     MAY,
     ODD,

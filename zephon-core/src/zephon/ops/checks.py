@@ -16,13 +16,13 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from ..errors import DataError, PipelineError
-from ..faults import FaultPolicy, reason_of
-from .documents import DocumentWorker
-from .probe import Sample
-from .rows import RowFailure, RowOperator, Rows, apply_all
-from .stateful import StatefulTransform
-from .window_checks import rows_changed_late, shared_state, windows_mixed
+from zephon.columns.faults import FaultPolicy, reason_of
+from zephon.errors import DataError, PipelineError
+from zephon.ops.documents import DocumentWorker
+from zephon.ops.probe import Sample
+from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
+from zephon.ops.stateful import StatefulTransform
+from zephon.ops.window_checks import rows_changed_late, shared_state, windows_mixed
 
 __all__ = ["Finding", "check_operators"]
 

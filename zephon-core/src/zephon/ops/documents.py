@@ -14,12 +14,12 @@ from typing import Any, NoReturn, Protocol
 import numpy as np
 import pyarrow as pa
 
-from .._arrow import int64_array
-from ..errors import DataError
-from ..faults import FaultPolicy, RowFault, reason_of
-from ..io.damage import shown_value
-from ..records import RowBlock, RowPart, TokenBlock, ragged_take
-from .rows import RowFailure, RowOperator, Rows, apply_all
+from zephon.columns.arrow import int64_array
+from zephon.columns.damage import shown_value
+from zephon.columns.faults import FaultPolicy, RowFault, reason_of
+from zephon.columns.records import RowBlock, RowPart, TokenBlock, ragged_take
+from zephon.errors import DataError
+from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
 __all__ = ["DocumentWorker", "Documents", "Emitted", "Encoder", "shortened", "split_up"]
 

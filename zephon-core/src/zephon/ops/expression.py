@@ -26,9 +26,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._arrow import column_of, one_chunk, string_array, true_mask
-from ..errors import PipelineError
-from ..io.damage import shown_value
+from zephon.columns.arrow import column_of, one_chunk, string_array, true_mask
+from zephon.columns.damage import shown_value
+from zephon.errors import PipelineError
 
 __all__ = ["FUNCTIONS", "Expression"]
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .source import current_values, source_of_class, source_of_code
+from zephon.ops.source import current_values, source_of_class, source_of_code
 
 __all__ = ["Identity", "identity_of", "name_of"]
 

@@ -32,11 +32,11 @@ from threading import Lock
 
 import numpy as np
 
-from ..errors import PipelineError
-from ..records import Pointer, RecordBlock, TokenBlock, ragged_take
-from ..state import LaneStart
-from .base import Job, PackCounts
-from .pack import WrapPacker
+from zephon.columns.lane_start import LaneStart
+from zephon.columns.records import Pointer, RecordBlock, TokenBlock, ragged_take
+from zephon.errors import PipelineError
+from zephon.ops.base import Job, PackCounts
+from zephon.ops.pack import WrapPacker
 
 __all__ = ["EnsureMixture", "MixturePacker", "TokenPlan", "Turns"]
 

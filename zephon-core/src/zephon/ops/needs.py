@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import PipelineError
-from ..io import Dataset
-from ..io.columns import has_column, physical_columns
-from .expression import missing_column
-from .rows import RowOperator
-from .tokenize import Tokenize
+from zephon.data.columns import has_column, physical_columns
+from zephon.data.dataset import Dataset
+from zephon.errors import PipelineError
+from zephon.ops.expression import missing_column
+from zephon.ops.rows import RowOperator
+from zephon.ops.tokenize import Tokenize
 
 __all__ = ["Needs", "columns_needed"]
 

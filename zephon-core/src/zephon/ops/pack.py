@@ -7,10 +7,10 @@ from typing import ClassVar
 
 import numpy as np
 
-from ..errors import PipelineError
-from ..records import Pointer, RecordBlock, TokenBlock
-from .base import Job, PackCounts, check_workers
-from .parts import Part, fill_columns
+from zephon.columns.records import Pointer, RecordBlock, TokenBlock
+from zephon.errors import PipelineError
+from zephon.ops.base import Job, PackCounts, check_workers
+from zephon.ops.parts import Part, fill_columns
 
 __all__ = ["PACK_ALGORITHMS", "PackFlat", "PackSequences", "WrapPacker"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..records import RecordBlock
+from zephon.columns.records import RecordBlock
 
 __all__ = ["Part", "fill_columns"]
 

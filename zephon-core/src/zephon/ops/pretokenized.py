@@ -12,15 +12,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._arrow import column_of, int64_array, mask_of, one_chunk, valid_mask, values_of
-from ..errors import PipelineError
-from ..records import ragged_take
-from ..tokenizer import Tokenizer
-from .base import check_workers
-from .documents import Documents, column_type_error, shortened, split_up
-from .expression import missing_column
-from .rows import Rows, check_names
-from .tokenize import add_special_tokens, check_limit
+from zephon.columns.arrow import column_of, int64_array, mask_of, one_chunk, valid_mask, values_of
+from zephon.columns.records import ragged_take
+from zephon.errors import PipelineError
+from zephon.ops.base import check_workers
+from zephon.ops.documents import Documents, column_type_error, shortened, split_up
+from zephon.ops.expression import missing_column
+from zephon.ops.rows import Rows, check_names
+from zephon.ops.tokenize import add_special_tokens, check_limit
+from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Pretokenized", "PretokenizedEncoder"]
 

@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .._arrow import int64_array, one_chunk
-from ..errors import PipelineError
-from .expression import Expression
-from .identity import name_of
-from .rows import Filter, MapBatches, MapTransform, RowOperator, Rows, types_of
-from .stateful import StatefulTransform
-from .values import could_widen, is_open
+from zephon.columns.arrow import int64_array, one_chunk
+from zephon.errors import PipelineError
+from zephon.ops.expression import Expression
+from zephon.ops.identity import name_of
+from zephon.ops.rows import Filter, MapBatches, MapTransform, RowOperator, Rows, types_of
+from zephon.ops.stateful import StatefulTransform
+from zephon.ops.values import could_widen, is_open
 
 __all__ = ["Probed", "Sample", "probe"]
 

@@ -20,12 +20,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .._arrow import column_of, int64_array, one_chunk, valid_mask, values_of
-from ..errors import PipelineError
-from ..faults import reason_of
-from .expression import Expression, missing_column, one_line
-from .identity import Identity, identity_of, name_of
-from .values import column_as, common_type, unfit_anywhere
+from zephon.columns.arrow import column_of, int64_array, one_chunk, valid_mask, values_of
+from zephon.columns.faults import reason_of
+from zephon.errors import PipelineError
+from zephon.ops.expression import Expression, missing_column, one_line
+from zephon.ops.identity import Identity, identity_of, name_of
+from zephon.ops.values import column_as, common_type, unfit_anywhere
 
 __all__ = [
     "ROW_COLUMN",

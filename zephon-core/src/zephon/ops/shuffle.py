@@ -8,10 +8,10 @@ from functools import partial
 
 import numpy as np
 
-from ..errors import PipelineError
-from ..records import RecordBlock
-from ..work.permute import derive_key, mix_key, shuffled_indices
-from .base import Ordered
+from zephon.columns.records import RecordBlock
+from zephon.curriculum.permute import derive_key, mix_key, shuffled_indices
+from zephon.errors import PipelineError
+from zephon.ops.base import Ordered
 
 __all__ = ["Passer", "Shuffle", "Shuffler"]
 

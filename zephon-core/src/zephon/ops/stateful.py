@@ -14,13 +14,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..errors import PipelineError
-from ..faults import reason_of
-from ..records import RowBlock, RowPart
-from .documents import DocumentWorker, Emitted
-from .expression import missing_column
-from .identity import name_of
-from .rows import (
+from zephon.columns.faults import reason_of
+from zephon.columns.records import RowBlock, RowPart
+from zephon.errors import PipelineError
+from zephon.ops.documents import DocumentWorker, Emitted
+from zephon.ops.expression import missing_column
+from zephon.ops.identity import name_of
+from zephon.ops.rows import (
     ROW_COLUMN,
     MapTransform,
     RowOperator,

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from .._arrow import column_of
-from ..io.damage import shown_value
-from .expression import one_line
+from zephon.columns.arrow import column_of
+from zephon.columns.damage import shown_value
+from zephon.ops.expression import one_line
 
 __all__ = ["column_as", "common_type", "could_widen", "is_open", "unfit_anywhere"]
 

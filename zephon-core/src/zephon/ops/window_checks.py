@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from ..faults import reason_of
-from .rows import Rows
-from .stateful import StatefulTransform
+from zephon.columns.faults import reason_of
+from zephon.ops.rows import Rows
+from zephon.ops.stateful import StatefulTransform
 
 __all__ = ["rows_changed_late", "shared_state", "windows_mixed"]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from zephon._arrow import string_array
+from zephon.columns.arrow import string_array
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import BACKENDS, REFUSALS, Backend, BackendFailure, Encoded, TokenizersBackend
 from zephon.tokenizer.cutting import joins_at_space

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from zephon._arrow import int64_array
+from zephon.columns.arrow import int64_array
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded, TokenizersBackend
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut

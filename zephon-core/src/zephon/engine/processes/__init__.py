@@ -5,9 +5,3 @@ channel.py   objects between two processes, their arrays through memory that bot
 pool.py      worker processes that run stateless functions
 isolated.py  an engine that runs in a process of its own
 """
-
-from .child import Child
-from .isolated import IsolatedEngine
-from .pool import WorkerPool
-
-__all__ = ["Child", "IsolatedEngine", "WorkerPool"]

@@ -24,9 +24,9 @@ import traceback
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from ...errors import PipelineError, WorkerError
-from ...faults import reason_of
-from .channel import Channel, Stretch, shared_file
+from zephon.columns.faults import reason_of
+from zephon.engine.processes.channel import Channel, Stretch, shared_file
+from zephon.errors import PipelineError, WorkerError
 
 __all__ = ["Child", "Logged", "RemoteFailure", "Task", "pickled", "portable", "replay", "revived"]
 

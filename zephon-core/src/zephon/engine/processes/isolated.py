@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from ...faults import RowFault
-from ...records import RecordBlock
-from ...state import LaneStart
-from ..lane import Totals
-from ..plan import Plan
-from .channel import Channel, Stretch
-from .child import Child, Logged, logged, pickled, portable, replay, revived
+from zephon.columns.faults import RowFault
+from zephon.columns.lane_start import LaneStart
+from zephon.columns.records import RecordBlock
+from zephon.engine.lane import Totals
+from zephon.engine.plan import Plan
+from zephon.engine.processes.channel import Channel, Stretch
+from zephon.engine.processes.child import Child, Logged, logged, pickled, portable, replay, revived
 
 __all__ = ["IsolatedEngine"]
 
@@ -78,7 +78,7 @@ class _Run:
         self._tell_windows, self._tell_faults = tell_windows, tell_faults
 
     def run(self, channels: Sequence[Channel], stretches: Sequence[Stretch]) -> None:
-        from ..start import start_engine
+        from zephon.engine.start import start_engine
 
         (channel,) = channels
         free = list(range(len(stretches)))

@@ -14,9 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...errors import WorkerError
-from .channel import Channel, Stretch
-from .child import Child, logged, pickled, portable, replay, revived
+from zephon.engine.processes.channel import Channel, Stretch
+from zephon.engine.processes.child import Child, logged, pickled, portable, replay, revived
+from zephon.errors import WorkerError
 
 __all__ = ["SEATS", "WorkerPool"]
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...errors import PipelineError
-from .base import Runner, Task
-from .inline import InlineRunner
-from .process import ProcessRunner
-from .threads import ThreadsRunner
+from zephon.engine.runners.base import Runner, Task
+from zephon.engine.runners.inline import InlineRunner
+from zephon.engine.runners.process import ProcessRunner
+from zephon.engine.runners.threads import ThreadsRunner
+from zephon.errors import PipelineError
 
 __all__ = ["RUNNERS", "InlineRunner", "ProcessRunner", "Runner", "Task", "ThreadsRunner", "make_runner"]
 

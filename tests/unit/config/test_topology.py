@@ -1,0 +1,70 @@
+"""Lanes, groups and steps: the arithmetic and what it says when it does not come out even."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zephon import TopologyError
+from zephon.config.topology import Topology, divisors, resolve_lanes
+
+
+@pytest.mark.parametrize(
+    ("global_batch", "lanes"), [(1, 1), (64, 64), (256, 256), (257, 1), (512, 256), (1000, 250), (1024, 256), (4093, 1)]
+)
+def test_auto_lanes_are_the_largest_divisor_of_the_global_batch_up_to_256(global_batch, lanes):
+    assert resolve_lanes("auto", global_batch=global_batch, dp_degree=1) == lanes
+
+
+def test_auto_lanes_never_depend_on_the_number_of_groups():
+    assert resolve_lanes("auto", global_batch=96, dp_degree=1) == resolve_lanes("auto", global_batch=96, dp_degree=8)
+    assert resolve_lanes("auto", global_batch=None, dp_degree=1) == 1
+    with pytest.raises(TopologyError, match=r"dp_degree is 8.*set canonical_replicas .* for example 64"):
+        resolve_lanes("auto", global_batch=None, dp_degree=8)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            {"lanes": 12, "dp_degree": 8},
+            ["12 lanes", "8 data-parallel groups", "can be 4 or 6 or 12", "can be 8 or 16"],
+        ),
+        ({"lanes": 16, "global_batch": 24}, ["24 records", "16 lanes", "can be 16 or 32", "can be 8 or 12 or 24"]),
+        ({"lanes": 0}, ["canonical_replicas is 0", "at least 1"]),
+        ({"lanes": True}, ["canonical_replicas is True"]),
+        ({"lanes": 4, "dp_degree": 2, "dp_group_id": 2}, ["dp_group_id is 2", "from 0 to 1"]),
+        ({"lanes": 4, "dp_group_id": "x"}, ["dp_group_id is 'x'"]),
+        ({"global_batch": 1.5}, ["global_batch is 1.5"]),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_numbers_that_would(arguments, words):
+    with pytest.raises(TopologyError) as caught:
+        Topology(**arguments)
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
+def test_a_wrong_canonical_replicas_is_refused():
+    with pytest.raises(TopologyError, match="'many'"):
+        resolve_lanes("many", global_batch=8, dp_degree=1)
+
+
+@given(st.integers(1, 64), st.integers(1, 5), st.data())
+def test_groups_together_number_every_record_once(lanes, rounds, data):
+    groups = data.draw(st.sampled_from(divisors(lanes)))
+    numbers = []
+    for group in range(groups):
+        topology = Topology(lanes, groups, group)
+        mine = topology.sequence_numbers(0, rounds * topology.width)
+        assert set((mine % lanes).tolist()) == set(topology.owned)
+        cut = data.draw(st.integers(0, len(mine)))
+        assert np.array_equal(topology.sequence_numbers(cut, len(mine) - cut), mine[cut:])
+        for lane in topology.owned:
+            assert topology.rounds_of_lane(cut, lane) == (mine[:cut] % lanes == lane).sum()
+        numbers += mine.tolist()
+    assert sorted(numbers) == list(range(rounds * lanes))
+
+
+@given(st.integers(1, 5000))
+def test_divisors(n):
+    assert divisors(n) == [d for d in range(1, n + 1) if n % d == 0]

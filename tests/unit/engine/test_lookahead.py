@@ -1,0 +1,43 @@
+"""What is made ahead of the consumer is bounded, however slow the consumer is."""
+
+import pytest
+
+from zephon import Pipeline
+from zephon.columns.lane_start import LaneStart
+from zephon.io import Dataset
+from zephon.work import StaticMixtureWorkSource
+
+LANES = 4
+
+
+@pytest.mark.parametrize("algorithm", ["wrap", "best_fit"])
+def test_a_slow_consumer_does_not_pile_up_records(tiny_tokenizer, algorithm):
+    source = StaticMixtureWorkSource(
+        datasets=[Dataset.from_dict("d", {"text": [f"document {i} " * 40 for i in range(2000)]})], chunk_size=500
+    )
+    pipeline = (
+        Pipeline(source)
+        .options(
+            canonical_replicas=LANES,
+            prefetch_buffer_size=LANES << 18,
+            prefetch_batches=2,
+            io_options={"cache": {"enabled": False}},
+        )
+        .tokenize(tiny_tokenizer)
+        .pack_flat(31, algorithm)
+        .batch(LANES)
+    )
+    compiled = pipeline._compile()
+    engine = compiled.engine({lane: (LaneStart(), 0) for lane in range(LANES)})
+    rounds = engine.rounds()
+    most = 0
+    for _ in range(60):
+        next(rounds)
+        for lane in engine.lanes.values():  # the workers are done with everything whenever the next round is asked for
+            for task in list(lane._documents):
+                if hasattr(task, "result"):
+                    task.result()
+        most = max(most, *(lane.ready * compiled.record_bytes for lane in engine.lanes.values()))
+    engine.close()
+    # The look-ahead of a lane, and tokens (of 4 bytes, about one per byte of text) of the blocks under way besides.
+    assert most <= (1 << 18) + 4 * 2 * (1 << 18)

@@ -1,0 +1,613 @@
+"""Megatron's view of the data loader: options, checks, batches, states and loaders, without a trainer's run."""
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from zephon import (
+    CheckpointError,
+    DataError,
+    DataRecipe,
+    Pipeline,
+    PipelineError,
+    RecipeError,
+    TokenizerError,
+    TopologyError,
+)
+from zephon.tokenizer.tokenizer import load_tokenizer
+
+pytest.importorskip("megatron.training")
+import torch
+from megatron.training.arguments import add_megatron_arguments
+
+from megatron_zephon import metrics
+from megatron_zephon.batches import BatchForm
+from megatron_zephon.checks import check_options, check_tokenizer, eval_topology, read_recipe, train_topology
+from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
+from megatron_zephon.loaders import EvalLoader, TrainLoader
+from megatron_zephon.options import add_options, defaults_for
+from megatron_zephon.states import FORMAT, find_state, prune_states
+
+pytestmark = pytest.mark.frameworks
+SEQ, BATCH = 32, 8
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    for name, count in (("a", 60), ("b", 30)):
+        (tmp_path / name).mkdir()
+        texts = [f"{name} {i} " + "some words to fill the document " * (1 + i % 7) for i in range(count)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / name / "0.parquet")
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'seed = 5\nchunk_size = 40\nshuffle_buffer_size = 16\n[[sources]]\nname = "a"\npath = "a"\nweight = 2.0\n'
+        '[[sources]]\nname = "b"\npath = "b"\n'
+    )
+    return path
+
+
+def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=None, **more):
+    made = DataRecipe.from_toml(recipe) if seed is None else DataRecipe.from_toml(recipe).replace(seed=seed)
+    if more.pop("finite", False):
+        made = made.replace(repeat=False, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
+        more = {"drop_last": False, "combine_flag": bool, **more}
+    return Pipeline.from_recipe(
+        made,
+        tokenizer=tokenizer,
+        seq_len=SEQ,
+        microbatch_size=micro,
+        dp_degree=ranks,
+        dp_group_id=rank,
+        global_batch=BATCH,
+        canonical_replicas=BATCH,
+        **more,
+    )
+
+
+_PARSER = add_options(add_megatron_arguments(argparse.ArgumentParser(allow_abbrev=False)))
+_STOCK = _PARSER.parse_args([])
+
+
+def args_of(*line, **changes):
+    """Megatron's arguments as they are once validated, as far as they matter here."""
+    args = _PARSER.parse_args(["--zephon-data-config=recipe.toml", *line]) if line else copy.copy(_STOCK)
+    args.zephon_data_config = args.zephon_data_config or "recipe.toml"
+    args._is_global_batch_size_explicitly_specified = args.global_batch_size is not None
+    for key, value in defaults_for(args).items():
+        if getattr(args, key, None) is None:
+            setattr(args, key, value)
+    defaults = {
+        "seq_length": SEQ,
+        "micro_batch_size": 1,
+        "global_batch_size": BATCH,
+        "consumed_train_samples": 0,
+        "virtual_pipeline_model_parallel_size": None,
+        "padded_vocab_size": None,
+    }
+    for key, value in defaults.items():
+        if getattr(args, key, None) is None:
+            setattr(args, key, value)
+    if args.eval_global_batch_size is None:
+        args.eval_global_batch_size = args.global_batch_size
+    for key, value in changes.items():
+        assert hasattr(args, key), key
+        setattr(args, key, value)
+    return args
+
+
+class TestOptions:
+    def test_are_a_group_of_their_own_in_the_help(self):
+        shown = _PARSER.format_help()
+        group = shown[shown.index("\nzephon:") :]
+        for name in (
+            "--zephon-data-config",
+            "--zephon-valid-data-config",
+            "--zephon-test-data-config",
+            "--zephon-canonical-replicas",
+            "--zephon-ledger",
+            "--dataloader-save",
+        ):
+            assert name in group
+
+    def test_go_with_an_external_loader_that_makes_no_masks_and_does_not_evaluate(self):
+        args = args_of("--save=out", "--save-interval=5")
+        assert args.dataloader_type == "external" and not args.create_attention_mask_in_dataloader
+        assert args.eval_iters == 0 and args.eval_interval
+        assert args.dataloader_save == "out/dataloader" and args.zephon_flush_index == "out/dataloader/zephon-windows"
+        check_options(args)
+
+    def test_leave_alone_what_the_command_line_says(self):
+        args = args_of("--save=out", "--dataloader-save=states", "--reset-attention-mask", "--eval-iters=7")
+        assert args.dataloader_save == "states" and args.create_attention_mask_in_dataloader and args.eval_iters == 7
+        assert not args_of("--reset-attention-mask", "--sft").create_attention_mask_in_dataloader
+        assert args_of("--step-batch-size-schedule=0:8 1M:16").eval_global_batch_size == 16
+
+    @pytest.mark.parametrize(
+        "line, message",
+        [
+            (["--dataloader-type=single"], "Zephon is an external loader"),
+            (["--data-path", "x"], "--data-path and --zephon-data-config both name the data"),
+            (["--mock-data"], "both name the data"),
+            (["--rampup-batch-size", "1", "2", "3"], "--rampup-batch-size is ignored"),
+            (["--decoder-seq-length=16"], "make them equal"),
+            (["--sft", "--create-attention-mask-in-dataloader"], "--sft keeps documents apart by their bounds"),
+            (["--dataloader-inter-document-masking", "--reset-attention-mask"], "leave out --reset-attention-mask"),
+            (["--reset-attention-mask", "--no-create-attention-mask-in-dataloader"], "leave out one of them"),
+            (["--sft", "--context-parallel-size=2"], "use --dataloader-inter-document-masking"),
+            (["--full-validation"], "add --multiple-validation-sets"),
+            (["--multiple-validation-sets"], "works with --full-validation only"),
+            (["--eval-iters=5"], "--zephon-valid-data-config is missing"),
+            (["--zephon-valid-data-config", "a", "b"], "names 2 recipes"),
+            (["--dataloader-save=x"], "without --save"),
+            (["--zephon-prune-state"], "without --save"),
+        ],
+    )
+    def test_that_contradict_each_other_are_refused(self, line, message):
+        with pytest.raises(PipelineError, match=message):
+            check_options(args_of(*line))
+
+    def test_that_name_no_difference_of_data_are_refused(self):
+        words = r'--zephon-allow-changes names \'sed\', which is no difference .*did you mean "seed".*shuffle'
+        with pytest.raises(CheckpointError, match=words):
+            check_options(args_of("--zephon-allow-changes=seed, sed"))
+        check_options(args_of("--zephon-allow-changes=seed, dataset web ,tokens_per_row"))
+
+    def test_that_megatron_cannot_do_with_virtual_stages_are_refused(self):
+        for line, message in (
+            (["--iterations-to-skip", "3"], "--iterations-to-skip does not work with virtual"),
+            (
+                ["--multiple-validation-sets", "--full-validation", "--zephon-valid-data-config", "a"],
+                "does not work with virtual",
+            ),
+        ):
+            with pytest.raises(PipelineError, match=message):
+                check_options(args_of(*line, virtual_pipeline_model_parallel_size=2))
+
+    def test_without_a_recipe_say_what_is_missing(self):
+        with pytest.raises(PipelineError, match="--zephon-data-config is missing"):
+            check_options(args_of(zephon_data_config=None))
+
+    def test_choose_the_seed(self, recipe):
+        assert read_recipe(recipe, args_of()).seed == 5
+        assert read_recipe(recipe, args_of("--zephon-seed=megatron", "--seed=9")).seed == 9
+        assert read_recipe(recipe, args_of("--zephon-seed=11")).seed == 11
+        with pytest.raises(RecipeError, match="--zephon-seed is 'x'"):
+            read_recipe(recipe, args_of("--zephon-seed=x"))
+        with pytest.raises(RecipeError, match=r"--zephon-data-config: .*none\.toml"):
+            read_recipe("none.toml", args_of())
+
+
+class TestLanes:
+    def of(self, recipe, dp_size, *line, lanes=None, **changes):
+        made = DataRecipe.from_toml(recipe)
+        args = args_of(*line, zephon_canonical_replicas=lanes, **changes)
+        return train_topology(made, args, dp_size=dp_size, dp_rank=0)
+
+    def test_come_from_the_global_batch_and_never_from_the_number_of_ranks(self, recipe):
+        for ranks in (1, 2, 4, 8):
+            topology = self.of(recipe, ranks, "--global-batch-size=8")
+            assert (topology.lanes, topology.global_batch, topology.dp_degree) == (8, 8, ranks)
+        with pytest.raises(TopologyError, match=r"set --global-batch-size 8, or --zephon-canonical-replicas"):
+            self.of(recipe, 2, "--seed=1")
+        assert self.of(recipe, 2, "--seed=1", lanes=4).lanes == 4
+
+    @pytest.mark.parametrize(
+        "lanes, ranks, micro, message",
+        [
+            (6, 2, 1, "the global batch is 8 records, .* 6 lanes .* sizes that work are 6 and 12"),
+            (8, 3, 1, "8 lanes .* do not divide among 3"),
+        ],
+    )
+    def test_that_do_not_divide_are_refused_with_what_would(self, recipe, lanes, ranks, micro, message):
+        with pytest.raises(TopologyError, match=message):
+            self.of(recipe, ranks, "--global-batch-size=8", lanes=lanes, micro_batch_size=micro)
+
+    def test_divide_every_size_of_a_schedule(self, recipe):
+        line = "--step-batch-size-schedule=0:8 1K:24 2K:32"
+        topology = self.of(recipe, 2, line)
+        assert (topology.lanes, topology.global_batch) == (8, None)
+        with pytest.raises(TopologyError, match=r"--step-batch-size-schedule asks for 24 records.* 16 and 32"):
+            self.of(recipe, 2, line, lanes=16, consumed_train_samples=40)
+        # What lies in the past need not suit the ranks of today.
+        assert self.of(recipe, 16, line, lanes=16, consumed_train_samples=100).lanes == 16
+
+    def test_divide_a_batch_that_is_decreased(self, recipe):
+        line = ("--global-batch-size=100", "--decrease-batch-size-if-needed")
+        with pytest.raises(TopologyError, match=r"makes it 96 records.* 100 lanes"):
+            self.of(recipe, 4, *line, micro_batch_size=8)
+        topology = self.of(recipe, 4, *line, lanes=32, micro_batch_size=8)
+        assert (topology.lanes, topology.global_batch) == (32, 96)
+
+    def test_of_evaluations_are_checked_too(self, recipe):
+        made = DataRecipe.from_toml(recipe).replace(canonical_replicas=3)
+        with pytest.raises(TopologyError, match=r"evaluation \(--eval-global-batch-size 8\)"):
+            eval_topology(made, args_of("--global-batch-size=8"), dp_size=1, dp_rank=0)
+
+
+class TestTokenizer:
+    def test_has_to_fit_the_vocabulary_its_padding_included(self, tiny_tokenizer):
+        args = args_of("--tokenizer-type=HuggingFaceTokenizer", f"--tokenizer-model={tiny_tokenizer}")
+        theirs = SimpleNamespace(vocab_size=400, eod=load_tokenizer(tiny_tokenizer).eos_id)
+        assert check_tokenizer(args, theirs).vocab_size == 400
+        args.padded_vocab_size = 512
+        assert check_tokenizer(args, theirs).vocab_size == 400
+        args.padded_vocab_size = 384
+        with pytest.raises(
+            TokenizerError, match=r"ids up to 399, the model has a vocabulary of 384 \(with its padding\)"
+        ):
+            check_tokenizer(args, theirs)
+        args.padded_vocab_size = 512
+        theirs.eod += 1
+        with pytest.raises(TokenizerError, match="the end of a document is token"):
+            check_tokenizer(args, theirs)
+        theirs.vocab_size = 300
+        with pytest.raises(TokenizerError, match=r"has 400 tokens, Megatron's .* has 300"):
+            check_tokenizer(args, theirs)
+
+    def test_has_to_be_named(self, tiny_tokenizer):
+        args = args_of("--tokenizer-type=NullTokenizer", "--vocab-size=400")
+        with pytest.raises(TokenizerError, match="set --zephon-tokenizer"):
+            check_tokenizer(args, None)
+        args.zephon_tokenizer = str(tiny_tokenizer)
+        assert check_tokenizer(args, SimpleNamespace(eod=1)).vocab_size == 400
+
+
+class TestBatches:
+    def made(self, recipe, tokenizer, *line, finite=False):
+        """All batches (or the first) of a form, and the records behind them."""
+        eos = load_tokenizer(tokenizer).eos_id
+        form = BatchForm.of(args_of(*line), eos)
+        records = list(pipeline_of(recipe, tokenizer, finite=True)) if finite else None
+        if records is None:
+            records = [next(iter(pipeline_of(recipe, tokenizer)))]
+        return [form.shape(batch) for batch in records], records, eos
+
+    def test_are_fresh_dicts_of_what_megatron_knows(self, recipe, tiny_tokenizer):
+        (batch,), (record,), _ = self.made(recipe, tiny_tokenizer)
+        assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
+        for name in ("tokens", "labels", "position_ids"):
+            assert batch[name].dtype == torch.int64 and batch[name].shape == (2, SEQ) and batch[name].is_contiguous()
+        assert batch["loss_mask"].dtype == torch.float32 and (batch["loss_mask"] == 1).all()
+        tokens = torch.from_numpy(record.tokens.astype(np.int64))
+        assert torch.equal(batch["tokens"], tokens[:, :-1]) and torch.equal(batch["labels"], tokens[:, 1:])
+        assert torch.equal(batch["position_ids"], torch.arange(SEQ).repeat(2, 1))
+
+    def test_begin_positions_again_after_the_end_of_a_document(self, recipe, tiny_tokenizer):
+        (batch,), _, eos = self.made(recipe, tiny_tokenizer, "--reset-position-ids")
+        expected = torch.zeros_like(batch["tokens"])
+        for row, tokens in enumerate(batch["tokens"].tolist()):
+            place = 0
+            for i, token in enumerate(tokens):
+                expected[row, i] = place
+                place = 0 if token == eos else place + 1
+        assert (expected[:, 1:] == 0).any() and torch.equal(batch["position_ids"], expected)
+
+    @pytest.mark.parametrize("positions", [(), ("--reset-position-ids",)])
+    def test_mask_attention_to_other_documents(self, recipe, tiny_tokenizer, positions):
+        (batch,), _, eos = self.made(recipe, tiny_tokenizer, "--reset-attention-mask", *positions)
+        mask = batch["attention_mask"]
+        assert mask.dtype == torch.bool and mask.shape == (2, 1, SEQ, SEQ)
+        for row, tokens in enumerate(batch["tokens"].tolist()):
+            document = np.cumsum([0, *(token == eos for token in tokens[:-1])])
+            may_look = (document[:, None] == document[None, :]) & np.tri(SEQ, dtype=bool)
+            assert np.array_equal(~mask[row, 0].numpy(), may_look)
+        assert bool((batch["position_ids"][:, -1] == SEQ - 1).all()) is not bool(positions)
+
+    def test_mask_attention_to_what_comes_later(self, recipe, tiny_tokenizer):
+        (batch,), _, _ = self.made(recipe, tiny_tokenizer, "--create-attention-mask-in-dataloader")
+        assert torch.equal(batch["attention_mask"][1, 0], ~torch.ones(SEQ, SEQ, dtype=torch.bool).tril())
+
+    def test_count_no_loss_after_the_end_of_a_document(self, recipe, tiny_tokenizer):
+        (batch,), (record,), eos = self.made(recipe, tiny_tokenizer, "--eod-mask-loss")
+        ends = batch["tokens"] == eos
+        assert ends.any() and torch.equal(batch["loss_mask"] == 0, ends)
+        labels = torch.from_numpy(record.tokens[:, 1:].astype(np.int64))
+        assert torch.equal(batch["labels"][~ends], labels[~ends])
+
+    @pytest.mark.parametrize("option", ["--sft", "--dataloader-inter-document-masking"])
+    def test_carry_the_bounds_of_documents(self, recipe, tiny_tokenizer, option):
+        batches, records, _ = self.made(recipe, tiny_tokenizer, option, finite=True)
+        for batch, record in zip(batches, records, strict=True):
+            bounds, longest = batch["cu_seqlens"], batch["max_seqlen"]
+            assert bounds.dtype == longest.dtype == torch.int32
+            assert bounds.shape == (2, SEQ + 1) and longest.shape == (2,)
+            for row, starts in enumerate(record.document_starts):
+                inside = {int(start) for start in starts if start < SEQ} | {0}
+                if record.lengths[row] < SEQ:
+                    inside.add(int(record.lengths[row]))  # padding is a document of its own
+                wanted = [*sorted(inside), SEQ]
+                assert bounds[row, : len(wanted)].tolist() == wanted and (bounds[row, len(wanted) :] == SEQ).all()
+                assert longest[row] == max(np.diff(wanted))
+                places = torch.cat([torch.arange(length) for length in np.diff(wanted)])
+                assert torch.equal(batch["position_ids"][row], places)
+
+    def test_count_no_loss_where_labels_are_masked_and_have_labels_that_models_know(self, recipe, tiny_tokenizer):
+        batches, records, _ = self.made(recipe, tiny_tokenizer, "--sft", finite=True)
+        masked = 0
+        for batch, record in zip(batches, records, strict=True):
+            ignored = record.to_training()["labels"] == -100
+            masked += int(ignored.sum())
+            assert torch.equal(batch["loss_mask"] == 0, ignored)
+            assert batch["labels"].min() >= 0 and batch["labels"].max() < 400
+        assert masked
+
+    def test_count_loss_on_what_the_assistant_says_in_conversations(self, tmp_path, tiny_tokenizer):
+        (tmp_path / "chat.jsonl").write_text(
+            "".join(
+                json.dumps(
+                    {
+                        "messages": [
+                            {"role": "user", "content": f"question {i}"},
+                            {"role": "assistant", "content": f"answer {i} words"},
+                        ]
+                    }
+                )
+                + "\n"
+                for i in range(40)
+            )
+        )
+        path = tmp_path / "chat.toml"
+        path.write_text(
+            'documents = "chat"\npack_mode = "sequences"\nrepeat = false\ncanonical_replicas = 2\n'
+            'chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\\n{% endfor %}"\n'
+            '[[sources]]\nname = "chat"\npath = "chat.jsonl"\n'
+        )
+        tokenizer = load_tokenizer(tiny_tokenizer)
+        pipeline = Pipeline.from_recipe(path, tokenizer=tiny_tokenizer, seq_len=128, microbatch_size=2, drop_last=False)
+        form = BatchForm.of(args_of("--sft", "--seq-length=128"), tokenizer.eos_id)
+        said = set()
+        for batch in map(form.shape, pipeline):
+            for labels, mask in zip(batch["labels"], batch["loss_mask"], strict=True):
+                said |= set(tokenizer.decode(labels[mask == 1].numpy()).replace("answer", "\nanswer").split("\n"))
+        assert {f"answer {i} words" for i in range(40)} <= said
+        assert not any("question" in text or "user" in text for text in said)
+
+
+class TestTrainLoader:
+    def test_gives_batches_from_next_alone(self, recipe, tiny_tokenizer):
+        loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1))
+        first, second = next(loader), next(loader)
+        assert first is not second and not torch.equal(first["tokens"], second["tokens"])
+        assert loader.progress.batches == 2 and loader.progress.wait > 0
+        loader.close()
+
+    def test_saves_its_lanes_as_plain_data_on_one_of_its_peers(self, recipe, tiny_tokenizer):
+        described = TrainLoader(
+            pipeline_of(recipe, tiny_tokenizer, ranks=2, rank=1), BatchForm(SEQ, 1, 1), lambda: {"iteration": 1}
+        )
+        for _ in range(BATCH // 2 // 2):
+            next(described)
+        state = described.save_state()
+        assert state["iteration"] == 1 and state["cursor"] == BATCH and sorted(state["zephon"]["lanes"]) == list("4567")
+        assert TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1)).save_state() is None
+
+    def test_says_so_when_the_data_have_ended(self, recipe, tiny_tokenizer):
+        loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer, finite=True), BatchForm(SEQ, 1, 1))
+        with pytest.raises(DataError, match=r"the training data have ended after \d+ records"):
+            for _ in range(1000):
+                next(loader)
+
+
+class TestEvalLoader:
+    def rows(self, batches):
+        return [batch["tokens"].tolist() for batch in batches]
+
+    def loader(self, recipe, tokenizer, **more):
+        return EvalLoader(
+            pipeline_of(recipe, tokenizer, finite=True), BatchForm(SEQ, 1, 1), calls_per_step=BATCH // 2, **more
+        )
+
+    def test_makes_pass_after_pass_of_all_documents(self, recipe, tiny_tokenizer):
+        loader = self.loader(recipe, tiny_tokenizer)
+        one = list(loader)
+        assert len(loader) * (BATCH // 2) == len(one)
+        eos = load_tokenizer(tiny_tokenizer).eos_id
+        # The last label of a record is the first input of the next, so every end is a label once, or padding.
+        ends = sum(int(((batch["labels"] == eos) & (batch["loss_mask"] == 1)).sum()) for batch in one)
+        firsts = sum(int((batch["tokens"][:, 0] == eos).sum()) for batch in one)
+        assert ends <= 90 <= ends + firsts
+        assert self.rows(loader) == self.rows(one)
+        assert self.rows(next(loader) for _ in range(2 * len(one))) == 2 * self.rows(one)
+
+    @pytest.mark.parametrize("steps", [1, 7, 100, 101])
+    def test_goes_on_where_former_processes_stopped(self, recipe, tiny_tokenizer, steps):
+        whole = self.rows(self.loader(recipe, tiny_tokenizer))
+        place = steps * (BATCH // 2) % len(whole)
+        loader = self.loader(recipe, tiny_tokenizer, steps_before=steps)
+        assert self.rows(next(loader) for _ in range(3)) == (whole + whole)[place : place + 3]
+
+
+class TestStates:
+    def save(self, folder, recipe, tokenizer, ranks, *, steps=2, name="mp_rank_00", seed=None):
+        """What Megatron would write at iteration 2 of a run on `ranks` ranks; gives the folder."""
+        target = folder / "iter_0000002" / name
+        target.mkdir(parents=True, exist_ok=True)
+        for rank in range(ranks):
+            pipeline = pipeline_of(recipe, tokenizer, ranks=ranks, rank=rank, micro=1, seed=seed)
+            described = {
+                "megatron_zephon": FORMAT,
+                "iteration": 2,
+                "consumed_train_samples": steps * BATCH,
+                "dp_size": ranks,
+                "dp_rank": rank,
+                "time": rank,
+            }
+            loader = TrainLoader(pipeline, BatchForm(SEQ, 1, 1), lambda described=described: described)
+            for _ in range(steps * BATCH // ranks):
+                next(loader)
+            state = {"dataloader_state_dict": loader.save_state()}
+            torch.save(state, target / f"train_dataloader_dprank{rank:03d}.pt")
+            loader.close()
+        return target
+
+    def find(self, recipe, tokenizer, *folders, iteration=2, consumed=16):
+        fingerprint = pipeline_of(recipe, tokenizer).checkpoint()["fingerprint"]
+        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)
+
+    def lanes(self, states):
+        return sorted(int(lane) for state in states for lane in state["lanes"])
+
+    def test_are_put_together_from_any_number_of_files(self, recipe, tiny_tokenizer, tmp_path):
+        for ranks, name in ((1, "mp_rank_00"), (4, "mp_rank_00_000")):
+            folder = tmp_path / str(ranks)
+            self.save(folder, recipe, tiny_tokenizer, ranks, name=name)
+            states = self.find(recipe, tiny_tokenizer, tmp_path / "none", folder)
+            assert len(states) == ranks and self.lanes(states) == list(range(BATCH))
+
+    def test_of_other_moments_runs_and_ranks_are_passed_over(self, recipe, tiny_tokenizer, tmp_path):
+        # Four ranks, then two that overwrote two of their files at another place, with other data.
+        self.save(tmp_path, recipe, tiny_tokenizer, 4, steps=3)
+        self.save(tmp_path, recipe, tiny_tokenizer, 2)
+        states = self.find(recipe, tiny_tokenizer, tmp_path)
+        assert len(states) == 2 and {state["rounds"] for state in states} == {2}
+        # Both folder names: a whole state of other data beside it is not taken.
+        self.save(tmp_path, recipe, tiny_tokenizer, 1, name="mp_rank_00_000", seed=99)
+        assert len(self.find(recipe, tiny_tokenizer, tmp_path)) == 2
+
+    def test_complete_each_other_where_a_save_of_other_ranks_was_interrupted(self, recipe, tiny_tokenizer, tmp_path):
+        whole = self.save(tmp_path, recipe, tiny_tokenizer, 4)
+        first = (self.save(tmp_path / "two", recipe, tiny_tokenizer, 2) / "train_dataloader_dprank000.pt").read_bytes()
+        (whole / "train_dataloader_dprank000.pt").write_bytes(first)
+        assert set(self.lanes(self.find(recipe, tiny_tokenizer, tmp_path))) == set(range(BATCH))
+
+    def test_that_are_not_whole_are_refused_and_say_why(self, recipe, tiny_tokenizer, tmp_path):
+        target = self.save(tmp_path, recipe, tiny_tokenizer, 2)
+        with pytest.raises(CheckpointError, match="no saved state of the data for iteration 3"):
+            self.find(recipe, tiny_tokenizer, tmp_path, iteration=3)
+        second = target / "train_dataloader_dprank001.pt"
+        content = second.read_bytes()
+        second.unlink()
+        with pytest.raises(CheckpointError, match=r"is incomplete \(1 file of a run on 2 ranks lack 4 of 8 lanes\)"):
+            self.find(recipe, tiny_tokenizer, tmp_path)
+        for damage in (content[:-200], b"", b"nonsense"):
+            second.write_bytes(damage)
+            with pytest.raises(CheckpointError, match=r"dprank001.pt is damaged or cut short"):
+                self.find(recipe, tiny_tokenizer, tmp_path)
+        torch.save({"dataloader_state_dict": {"position": 3}}, second)
+        with pytest.raises(CheckpointError, match="holds the state of another data loader"):
+            self.find(recipe, tiny_tokenizer, tmp_path)
+
+    def test_that_were_edited_or_hold_code_are_not_believed(self, recipe, tiny_tokenizer, tmp_path):
+        target = self.save(tmp_path, recipe, tiny_tokenizer, 1) / "train_dataloader_dprank000.pt"
+        saved = torch.load(target, weights_only=True)
+        saved["dataloader_state_dict"]["zephon"]["rounds"] += 1
+        torch.save(saved, target)
+        with pytest.raises(CheckpointError, match="does not match its checksum"):
+            self.find(recipe, tiny_tokenizer, tmp_path)
+
+        class Code:
+            def __reduce__(self):
+                return pytest.fail, ("unpickled",)
+
+        torch.save({"dataloader_state_dict": Code()}, target)
+        with pytest.raises(CheckpointError, match="is damaged or cut short"):
+            self.find(recipe, tiny_tokenizer, tmp_path)
+
+    def test_are_pruned_where_their_model_is_gone(self, tmp_path):
+        states, models = tmp_path / "states", tmp_path / "models"
+        for iteration in (1, 2, 3, 4):
+            folder = states / f"iter_{iteration:07d}" / "mp_rank_00"
+            folder.mkdir(parents=True)
+            (folder / "train_dataloader_dprank000.pt").write_bytes(b"")
+        for iteration in (2, 3):
+            (models / f"iter_{iteration:07d}").mkdir(parents=True)
+            (models / f"iter_{iteration:07d}" / "common.pt").write_bytes(b"")
+        (states / "iter_0000001" / "mine.txt").write_text("not a state")
+        assert prune_states(states, models) == []  # no model yet: nothing is older than it
+        (models / "latest_checkpointed_iteration.txt").write_text("3")
+        assert prune_states(states, models) == [1]
+        assert [path.name for path in (states / "iter_0000001").iterdir()] == ["mine.txt"]
+        assert {path.name for path in states.iterdir()} == {f"iter_000000{i}" for i in (1, 2, 3, 4)}
+
+
+class TestMetrics:
+    def test_reach_the_log_line_tensorboard_and_wandb(self, monkeypatch):
+        import megatron.training
+
+        values = {"zephon/cursor": 24.0, "zephon/tokens/a": 7.0, "zephon/mixture/a": 1.0}
+        written, logged, seen = {}, {}, {}
+
+        class Writer:
+            def add_scalar(self, name, value, iteration):
+                written[name, iteration] = value
+
+        class Wandb:
+            def log(self, values, iteration):
+                logged[iteration] = values
+
+        def stock(loss_dict, total_loss_dict, learning_rate, iteration, skipped_iter, is_first_iteration=False):
+            # Megatron counts the iteration, then prints each total over the iterations that advanced.
+            total_loss_dict["advanced iterations"] = total_loss_dict.get("advanced iterations", 0) + 1
+            for name, total in total_loss_dict.items():
+                if name != "advanced iterations":
+                    seen[name] = total.item() / total_loss_dict["advanced iterations"]
+
+        options = SimpleNamespace(log_interval=2, tensorboard_log_interval=2)
+        monkeypatch.setattr(metrics, "gathered_metrics", lambda reader: dict(values))
+        monkeypatch.setattr(metrics, "_any_rank_writes", lambda here: here)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+        monkeypatch.setattr(megatron.training, "get_args", lambda: options)
+        monkeypatch.setattr(megatron.training, "get_tensorboard_writer", Writer)
+        monkeypatch.setattr(megatron.training, "get_wandb_writer", Wandb)
+        training_log, totals = metrics._with_zephon(stock), {}
+        for iteration in (1, 2):
+            training_log({}, totals, 0.1, iteration, 0)
+        assert seen == {"zephon/cursor": 24.0, "zephon/tokens/a": 7.0}
+        assert written == {(name, 2): value for name, value in values.items()} and logged == {2: values}
+        assert set(totals) == {"advanced iterations"}  # nothing of ours stays in Megatron's totals
+
+
+class TestAccount:
+    def test_of_the_data_tells_where_counting_would_give_others(self, tmp_path):
+        first, second = Entry(0, {"seed": 5, "mixture": 1}, False), Entry(64, {"seed": 5, "mixture": 2}, True)
+        write_history(tmp_path / "states", with_entry([first], second))
+        entries = read_history([tmp_path / "none", tmp_path / "states"])
+        assert entries == [first, second]
+        assert check_count(entries[:1], first.fingerprint, ()) == []
+        with pytest.raises(CheckpointError, match=r"changed at record 64 \(mixture\)"):
+            check_count(entries, second.fingerprint, ())
+        with pytest.raises(CheckpointError, match=r"this run has read other data so far[\s\S]*seed: was 5, is 7"):
+            check_count([first], {"seed": 7, "mixture": 1}, ())
+        assert check_count([first], {"seed": 7, "mixture": 1}, ("seed",)) == ["seed: was 5, is 7"]
+        counted = Entry(64, {"seed": 7, "mixture": 1}, False)  # accepted while counting: it counts again
+        assert check_count([first, counted], counted.fingerprint, ()) == []
+        # A run that goes on from an earlier place forgets what came after it.
+        assert with_entry(entries, Entry(8, {"seed": 6}, False)) == [first, Entry(8, {"seed": 6}, False)]
+        assert with_entry([first], Entry(8, dict(first.fingerprint), True)) == [first]
+
+    @pytest.mark.parametrize("content", ["", "[", "{}", '[{"consumed": 1}]', "[[[" * 9000, '[{"consumed": -1}]', "[1]"])
+    def test_that_is_damaged_is_refused(self, tmp_path, content):
+        (tmp_path / "zephon-data.json").write_text(content)
+        if content == "{}":
+            assert read_history([tmp_path]) == []
+            return
+        with pytest.raises(CheckpointError, match="is damaged"):
+            read_history([tmp_path])
+
+
+@pytest.mark.slow
+def test_the_launchers_print_their_help_and_refuse_recipes_that_are_not_there():
+    def run(launcher, *args):
+        command = [sys.executable, "-m", f"megatron_zephon.{launcher}", *args]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=280)
+
+    for launcher in ("pretrain_gpt_zephon", "cpu_train"):
+        shown = run(launcher, "--help")
+        assert shown.returncode == 0, shown.stderr
+        assert "zephon:" in shown.stdout and "--zephon-data-config" in shown.stdout
+    refused = run("pretrain_gpt_zephon", "--zephon-data-config=nowhere.toml")
+    assert refused.returncode == 1
+    assert "error: --zephon-data-config: nowhere.toml: there is no such file" in refused.stderr
+    assert "Traceback" not in refused.stderr
+
+
+def test_the_cpu_launcher_is_never_imported_on_its_own():
+    assert "megatron_zephon.cpu_train" not in sys.modules

@@ -1,0 +1,525 @@
+"""TorchTitan's view of the data loader: config, batches, checks and state, without a trainer's run."""
+
+import json
+import sys
+import threading
+from dataclasses import fields, replace
+from types import SimpleNamespace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
+from zephon.tokenizer.tokenizer import load_tokenizer
+
+pytest.importorskip("torchtitan")
+import torch
+from torchtitan.components.dataloader import ParallelAwareDataloader
+from torchtitan.components.loss import IGNORE_INDEX
+
+from torchtitan_zephon import ZephonDataLoader
+from torchtitan_zephon.checkpointing import from_keys, look_ahead
+from torchtitan_zephon.metrics import loader_metrics
+from torchtitan_zephon.trainer_view import TrainerView
+
+pytestmark = pytest.mark.frameworks
+SEQ, BATCH = 32, 8
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    for name, count in (("a", 60), ("b", 30)):
+        (tmp_path / name).mkdir()
+        texts = [f"{name} {i} " + "some words to fill the document " * (1 + i % 7) for i in range(count)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / name / "0.parquet")
+    path = tmp_path / "recipe.toml"
+    path.write_text(
+        'seed = 5\nchunk_size = 40\nshuffle_buffer_size = 16\n[[sources]]\nname = "a"\npath = "a"\nweight = 2.0\n'
+        '[[sources]]\nname = "b"\npath = "b"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def tokenizer(tiny_tokenizer):
+    known = load_tokenizer(tiny_tokenizer)
+    return SimpleNamespace(tokenizer_path=str(tiny_tokenizer), bos_id=known.bos_id, eos_id=known.eos_id)
+
+
+class Trainer:
+    """Builds its data loader as TorchTitan's does."""
+
+    def __init__(self, dataloader, tokenizer, *, ranks=1, rank=0, local=2, batch=BATCH, vocab=400, **more):
+        self.config = SimpleNamespace(
+            training=SimpleNamespace(global_batch_size=batch, local_batch_size=local),
+            dataloader=dataloader,
+            model_spec=SimpleNamespace(model=SimpleNamespace(vocab_size=vocab)),
+            **more,
+        )
+        self.dataloader = self.config.dataloader.build(
+            dp_world_size=ranks,
+            dp_rank=rank,
+            tokenizer=tokenizer,
+            seq_len=SEQ,
+            local_batch_size=local,
+            snapshot_every_n_steps=None,
+        )
+
+
+def config(recipe, **overrides):
+    return ZephonDataLoader.Config.from_toml(recipe, **overrides)
+
+
+def take(loader, count):
+    iterator = iter(loader)
+    return [next(iterator) for _ in range(count)], iterator
+
+
+def step(loaders, local):
+    """One global batch, as rows of all ranks in the order of their lanes."""
+    rows = []
+    for iterator in loaders:
+        for _ in range(BATCH // len(loaders) // local):
+            inputs, labels = next(iterator)
+            rows += torch.stack([inputs["input"], inputs["positions"], labels], dim=1).tolist()
+    return sorted(map(str, rows))
+
+
+class TestConfig:
+    def test_has_every_key_of_a_recipe_with_its_default(self):
+        ours = {f.name: f for f in fields(ZephonDataLoader.Config)}
+        for key in fields(DataRecipe):
+            if key.name == "schedule":
+                assert ours[key.name].default_factory() == list(key.default)
+            elif key.name not in ("origin", "sources"):
+                assert ours[key.name].default == key.default, key.name
+
+    def test_from_toml_takes_overrides_and_gives_the_recipe_back(self, recipe):
+        made = config(recipe, seed=9)
+        assert made.to_recipe() == DataRecipe.from_toml(recipe).replace(seed=9)
+
+    def test_is_plain_data_that_json_can_hold(self, recipe):
+        plain = json.loads(json.dumps(config(recipe).to_dict()))
+        assert plain["seed"] == 5 and plain["sources"][1]["name"] == "b"
+
+    def test_every_field_can_be_overridden_on_the_command_line(self, recipe, monkeypatch, tiny_tokenizer, capsys):
+        from torchtitan.config import ConfigManager
+
+        monkeypatch.setenv("ZEPHON_RECIPE", str(recipe))
+        args = ["--module=torchtitan_zephon", "--config=llama3_debugmodel_zephon", f"--hf_assets_path={tiny_tokenizer}"]
+        more = ["--dataloader.seed=7", "--dataloader.sources.1.weight=9", "--dataloader.canonical_replicas=4"]
+        more += ["--dataloader.allow_changes=seed,dataset a", "--dataloader.shuffle_block_size=global"]
+        made = ConfigManager().parse_args(args + more).dataloader
+        assert type(made) is ZephonDataLoader.Config
+        assert (made.seed, made.sources[1].weight, made.canonical_replicas) == (7, 9.0, 4)
+        assert (made.allow_changes, made.shuffle_block_size) == (["seed", "dataset a"], "global")
+        with pytest.raises(SystemExit):
+            ConfigManager().parse_args([*args, "--help"])
+        shown = capsys.readouterr().out
+        visible = {f.name for f in fields(ZephonDataLoader.Config)}
+        visible -= {"dataset", "dataset_path", "recipe", "infinite", "sources", "schedule"}
+        for name in visible:
+            assert f"--dataloader.{name.replace('_', '-')}" in shown
+        for f in fields(ZephonDataLoader.Config):
+            if f.name in visible:
+                kind, flag = str(f.type), f"--dataloader.{f.name}"
+                value = "x" if "str" in kind else "3" if "int" in kind else "0.5"
+                given = [flag] if kind == "bool" else [f"{flag}={value}"]
+                ConfigManager().parse_args([*args, *given])
+
+    def test_nothing_of_the_trainers_is_taken_from_a_recipe(self, recipe):
+        recipe.write_text("seq_len = 512\n" + recipe.read_text())
+        with pytest.raises(RecipeError, match="the training framework owns the sequence length"):
+            config(recipe)
+
+    @pytest.mark.parametrize(
+        "override, message",
+        [
+            ({"sead": 1}, "'sead', which is no field"),
+            ({"seed": -1}, 'key "seed" is'),
+            ({"sources": []}, "there are no sources"),
+            ({"dataset": "c4"}, "fields of TorchTitan's own data loaders"),
+        ],
+    )
+    def test_what_is_wrong_is_said_when_the_config_is_made(self, recipe, override, message):
+        with pytest.raises(RecipeError, match=message):
+            config(recipe, **override)
+
+    def test_a_config_function_without_a_recipe_says_what_to_set(self, monkeypatch):
+        from torchtitan_zephon.config_registry import llama3_debugmodel_zephon
+
+        monkeypatch.delenv("ZEPHON_RECIPE", raising=False)
+        with pytest.raises(RecipeError, match="ZEPHON_RECIPE is not set"):
+            llama3_debugmodel_zephon()
+
+    def test_the_large_config_reads_the_same_recipe(self, monkeypatch, recipe):
+        from torchtitan_zephon.config_registry import llama3_8b_zephon
+
+        monkeypatch.setenv("ZEPHON_RECIPE", str(recipe))
+        monkeypatch.setenv("ZEPHON_VALIDATION_RECIPE", str(recipe))
+        made = llama3_8b_zephon()
+        assert made.training.global_batch_size == 512 and made.dataloader.seed == 5
+        assert made.validator.enable and made.validator.steps == -1
+
+
+class TestBatches:
+    def test_are_rows_of_tokens_positions_and_labels(self, recipe, tokenizer):
+        loader = Trainer(config(recipe), tokenizer).dataloader
+        ((inputs, labels),), _ = take(loader, 1)
+        assert set(inputs) == {"input", "positions"}
+        for tensor in (*inputs.values(), labels):
+            assert tensor.dtype == torch.int64 and tensor.shape == (2, SEQ)
+        assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
+        # Positions begin again after the token that ends a document.
+        starts = torch.nonzero(inputs["input"][:, :-1] == tokenizer.eos_id)
+        assert len(starts) and all(inputs["positions"][row, at + 1] == 0 for row, at in starts.tolist())
+        assert inputs["positions"].max() < SEQ and (inputs["positions"][:, 0] == 0).all()
+
+    def test_flat_ones_hold_the_same_tokens(self, recipe, tokenizer):
+        def build(**sizes):
+            return config(recipe).build(
+                dp_world_size=1, dp_rank=0, tokenizer=tokenizer, global_batch_size=BATCH, **sizes
+            )
+
+        ((rows, labels),), _ = take(build(seq_len=SEQ, local_batch_size=2), 1)
+        ((flat, flat_labels),), _ = take(build(max_context_length=SEQ, num_tokens_per_batch=2 * SEQ), 1)
+        assert set(flat) == {"input", "positions"}
+        assert torch.equal(flat["input"], rows["input"].flatten())
+        assert torch.equal(flat["positions"], rows["positions"].flatten())
+        assert torch.equal(flat_labels, labels.flatten())
+        ((counted, _),), _ = take(build(max_context_length=SEQ, num_tokens_per_microbatch=2 * SEQ), 1)
+        assert counted["num_valid_tokens"] == 2 * SEQ and not counted["padding_mask"].any()
+        assert counted["padding_mask"].shape == (2 * SEQ,)
+
+    @pytest.mark.parametrize(
+        "sizes, message",
+        [
+            ({"max_context_length": SEQ, "num_tokens_per_batch": SEQ + 1}, "no multiple of max_context_length 32"),
+            ({"rows": 3}, "builds its data loader with"),
+        ],
+    )
+    def test_sizes_that_do_not_fit_are_refused(self, recipe, tokenizer, sizes, message):
+        with pytest.raises(PipelineError, match=message):
+            config(recipe).build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, global_batch_size=BATCH, **sizes)
+
+    @pytest.mark.parametrize("ranks, local", [(2, 2), (4, 1), (8, 1)])
+    def test_make_the_same_global_batches_on_any_number_of_ranks(self, recipe, tokenizer, ranks, local):
+        alone = [iter(Trainer(config(recipe), tokenizer, local=8).dataloader)]
+        many = [
+            Trainer(config(recipe), tokenizer, ranks=ranks, rank=rank, local=local).dataloader for rank in range(ranks)
+        ]
+        many = [iter(loader) for loader in many]
+        for _ in range(3):
+            assert step(alone, 8) == step(many, local)
+
+    def test_are_equal_for_peers_of_a_data_parallel_rank(self, recipe, tokenizer):
+        peers = [Trainer(config(recipe), tokenizer, ranks=2, rank=1).dataloader for _ in range(2)]
+        (here, _), (there, _) = (take(peer, 4) for peer in peers)
+        for (inputs, labels), (others, other_labels) in zip(here, there, strict=True):
+            assert torch.equal(inputs["input"], others["input"]) and torch.equal(labels, other_labels)
+
+
+class TestChecks:
+    def test_lanes_come_from_the_trainers_global_batch(self, recipe, tokenizer):
+        loader = Trainer(config(recipe), tokenizer, ranks=2).dataloader
+        assert sum(key.startswith("lane_") for key in loader.state_dict()) == BATCH // 2
+
+    def test_lanes_are_never_guessed_from_the_number_of_ranks(self, recipe, tokenizer):
+        with pytest.raises(TopologyError, match=r"set --training.global_batch_size 4, or canonical_replicas"):
+            Trainer(config(recipe), tokenizer, ranks=2, batch=-1)
+        with pytest.raises(TopologyError, match="no trainer that states a global batch"):
+            config(recipe).build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=1)
+        Trainer(config(recipe, canonical_replicas=4), tokenizer, ranks=2, batch=-1)
+
+    @pytest.mark.parametrize(
+        "lanes, ranks, message",
+        [(6, 2, "a global batch of 8 records does not divide by 6 lanes"), (8, 3, "8 lanes .* do not divide among 3")],
+    )
+    def test_what_does_not_divide_is_refused(self, recipe, tokenizer, lanes, ranks, message):
+        with pytest.raises(TopologyError, match=message):
+            Trainer(config(recipe, canonical_replicas=lanes), tokenizer, ranks=ranks)
+
+    def test_a_validation_that_cannot_work_is_refused_before_training(self, recipe, tokenizer):
+        validator = SimpleNamespace(enable=True, dataloader=config(recipe, canonical_replicas=3))
+        with pytest.raises(TopologyError, match=r"3 lanes .* do not divide among 2"):
+            Trainer(config(recipe), tokenizer, ranks=2, validator=validator)
+
+    def test_tokens_per_step_are_counted_in_records(self):
+        training = SimpleNamespace(
+            num_tokens_per_train_step=8 * SEQ, max_context_length=SEQ, num_tokens_per_microbatch_per_dp_rank=2 * SEQ
+        )
+        view = TrainerView(SimpleNamespace(training=training))
+        assert (view.global_batch(4).records, view.global_batch(4).fixed) == (8, True)
+        training.num_tokens_per_train_step = -1
+        assert (view.global_batch(4).records, view.global_batch(4).fixed) == (8, False)
+        training.num_tokens_per_train_step = 100
+        with pytest.raises(TopologyError, match="100, which is no multiple"):
+            view.global_batch(4)
+
+    def test_the_tokenizer_has_to_be_the_models(self, recipe, tokenizer, tmp_path):
+        with pytest.raises(TokenizerError, match="ids up to 399, the model has a vocabulary of 300"):
+            Trainer(config(recipe), tokenizer, vocab=300)
+        tokenizer.eos_id += 1
+        with pytest.raises(TokenizerError, match=r"has eos_id .* for the trainer"):
+            Trainer(config(recipe), tokenizer)
+        with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
+            Trainer(config(recipe), SimpleNamespace(tokenizer_path=str(tmp_path)))
+        with pytest.raises(TokenizerError, match="does not say where it was loaded from"):
+            Trainer(config(recipe), object())
+
+
+HELD = "ensure_mixture = true\nensure_mixture_buffer_size = 40\n"
+
+
+class TestState:
+    def saved(self, recipe, tokenizer, ranks, local, steps=2):
+        """The keys that all ranks write together, and the next global batch."""
+        loaders = [
+            Trainer(config(recipe), tokenizer, ranks=ranks, rank=rank, local=local).dataloader for rank in range(ranks)
+        ]
+        iterators = [iter(loader) for loader in loaders]
+        for _ in range(steps):
+            step(iterators, local)
+        states = [loader.state_dict() for loader in loaders]
+        assert all(torch.equal(state["run"], states[0]["run"]) for state in states)
+        together = {key: value for state in states for key, value in state.items()}
+        return together, step(iterators, local)
+
+    @pytest.mark.parametrize("ranks, local, more", [(1, 4, ""), (4, 2, HELD), (8, 1, "")])
+    def test_of_two_ranks_is_loaded_by_any_number(self, recipe, tokenizer, ranks, local, more):
+        recipe.write_text(more + recipe.read_text())
+        keys, following = self.saved(recipe, tokenizer, 2, 2)
+        loaders = []
+        for rank in range(ranks):
+            loader = Trainer(config(recipe), tokenizer, ranks=ranks, rank=rank, local=local).dataloader
+            loader.load_state_dict({key: keys[key] for key in loader.state_dict()})
+            loaders.append(iter(loader))
+        assert step(loaders, local) == following
+
+    def test_of_other_data_is_refused_and_accepted_on_purpose(self, recipe, tokenizer):
+        keys, _ = self.saved(recipe, tokenizer, 1, 8)
+        loader = Trainer(config(recipe, seed=6), tokenizer).dataloader
+        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*--dataloader.allow_changes"):
+            loader.load_state_dict(keys)
+        loader = Trainer(config(recipe, seed=6, allow_changes=["seed", "shuffle"]), tokenizer).dataloader
+        loader.load_state_dict(keys)
+        take(loader, 1)
+
+    def test_names_of_no_difference_are_refused(self, recipe, tokenizer):
+        with pytest.raises(CheckpointError, match=r'allow_changes names .sed., .*did you mean "seed"'):
+            Trainer(config(recipe, allow_changes=["sed"]), tokenizer)
+        keys, _ = self.saved(recipe, tokenizer, 1, 8)
+        loader = Trainer(config(recipe, allow_changes=["dataset none"]), tokenizer).dataloader
+        with pytest.raises(CheckpointError, match="allow_changes names 'dataset none'"):
+            loader.load_state_dict(keys)
+
+    def test_damage_is_found(self, recipe, tokenizer):
+        keys, _ = self.saved(recipe, tokenizer, 1, 8)
+        keys["lane_3"][1] += 1
+        with pytest.raises(CheckpointError, match="lane 3 does not match its checksum"):
+            from_keys(keys)
+        with pytest.raises(CheckpointError, match="none of Zephon's"):
+            from_keys({"world_size": 2, "dp_rank_0": b""})
+
+    @pytest.mark.parametrize("more", ["", HELD])
+    def test_of_a_run_that_took_over_from_another_goes_to_any_number_of_ranks(
+        self, recipe, tokenizer, monkeypatch, more
+    ):
+        recipe.write_text(more + recipe.read_text())
+        keys, _ = self.saved(recipe, tokenizer, 1, 8)
+        later = recipe.with_name("later.toml")
+        later.write_text(
+            recipe.read_text()
+            .replace("weight = 2.0", "weight = 0.5")
+            .replace("seed", 'continue_from = "recipe.toml"\nseed')
+        )
+
+        def begun(ranks, local, keys):
+            loaders = []
+            for rank in range(ranks):
+                loaders.append(Trainer(config(later), tokenizer, ranks=ranks, rank=rank, local=local).dataloader)
+                loaders[-1].load_state_dict({key: keys[key] for key in loaders[-1].state_dict()})
+            return loaders, [iter(loader) for loader in loaders]
+
+        loaders, iterators = begun(2, 4, keys)
+        for _ in range(3):
+            step(iterators, 4)
+        told = []  # by each rank of its own lanes
+        monkeypatch.setattr("torchtitan_zephon.checkpointing.gathered", lambda mine: [told.append(mine) or mine])
+        assert len([loader.state_dict() for loader in loaders]) == len(told) == 2
+        monkeypatch.setattr("torchtitan_zephon.checkpointing.gathered", lambda mine: told)
+        states = [loader.state_dict() for loader in loaders]
+        monkeypatch.undo()
+        assert torch.equal(states[0]["run"], states[1]["run"])
+        following = step(iterators, 4)
+        for ranks in (1, 4):
+            _, again = begun(ranks, 8 // ranks, {**states[0], **states[1]})
+            assert step(again, 8 // ranks) == following
+
+    def test_inside_a_step_is_not_for_saving(self, recipe, tokenizer):
+        loader = Trainer(config(recipe), tokenizer).dataloader
+        _, iterator = take(loader, 1)
+        with pytest.raises(CheckpointError, match="only at the end of a step"):
+            loader.state_dict()
+        iterator.close()
+
+    def test_that_is_empty_changes_nothing(self, recipe, tokenizer):
+        Trainer(config(recipe), tokenizer).dataloader.load_state_dict({})
+
+    def test_of_stock_torchtitan_does_not_go_to_another_number_of_ranks(self):
+        class Numbers(torch.utils.data.IterableDataset):
+            def __iter__(self):
+                return iter(range(100))
+
+        saved = ParallelAwareDataloader(Numbers(), 0, 2).state_dict()
+        with pytest.raises(AssertionError, match="dp_degree is inconsistent"):
+            ParallelAwareDataloader(Numbers(), 0, 1).load_state_dict(saved)
+
+    def test_is_looked_for_where_the_trainer_will_load(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        checkpoint = SimpleNamespace(
+            enable=True,
+            folder="checkpoint",
+            load_step=-1,
+            exclude_from_loading=[],
+            initial_load_path=None,
+            initial_load_model_only=True,
+        )
+        view = TrainerView(SimpleNamespace(dump_folder=str(tmp_path), checkpoint=checkpoint))
+        assert look_ahead(view, 8) is None  # a fresh start
+        for name, keys in (("step-2", {"dp_rank_0": "x"}), ("step-10", {})):
+            state = {"dataloader": keys, "train_state": {"step": 1}}
+            dcp.save(state, checkpoint_id=tmp_path / "checkpoint" / name, no_dist=True)
+        assert "step-10 holds no data loader's state" in look_ahead(view, 8).refusal.text
+        checkpoint.load_step = 2
+        assert "step-2 holds the state of another data loader" in look_ahead(view, 8).refusal.text
+        checkpoint.exclude_from_loading = ["dataloader"]
+        assert look_ahead(view, 8) is None
+        checkpoint.exclude_from_loading = []
+        checkpoint.folder, checkpoint.load_step = "none", -1
+        checkpoint.initial_load_path = str(tmp_path / "checkpoint" / "step-2")
+        assert look_ahead(view, 8) is None  # the model alone
+        checkpoint.initial_load_model_only = False
+        assert look_ahead(view, 8).refusal.absent
+
+    def test_is_looked_for_in_a_remote_folder_as_well(self, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        dcp.save({"train_state": {"step": 1}}, checkpoint_id=tmp_path / "checkpoint" / "step-4", no_dist=True)
+        checkpoint = SimpleNamespace(
+            enable=True,
+            folder=f"file://{tmp_path}/checkpoint",
+            load_step=-1,
+            exclude_from_loading=[],
+            initial_load_path=None,
+            initial_load_model_only=True,
+        )
+        view = TrainerView(SimpleNamespace(dump_folder="elsewhere", checkpoint=checkpoint))
+        assert "checkpoint/step-4 holds no data loader's state" in look_ahead(view, 8).refusal.text
+        # TorchTitan writes the last checkpoint of a run so by default.
+        dcp.save({"norm.weight": torch.ones(2)}, checkpoint_id=tmp_path / "checkpoint" / "step-5", no_dist=True)
+        found = look_ahead(view, 8).refusal
+        assert "step-5 holds a model alone" in found.text and not found.absent
+
+
+class TestSkippedSteps:
+    def test_are_left_out_and_stay_so_in_the_checkpoint(self, recipe, tokenizer):
+        def rows(loader, count):
+            return [row for inputs, _ in take(loader, count)[0] for row in inputs["input"].tolist()]
+
+        whole = rows(Trainer(config(recipe), tokenizer).dataloader, 4 * 6)
+        skipping = config(recipe, skip_steps=["2-3", "5"])
+        first = Trainer(skipping, tokenizer).dataloader
+        got = rows(first, 4)
+        saved = first.state_dict()
+        for made in (skipping, config(recipe)):  # a range that the checkpoint has may be named again, or not
+            second = Trainer(made, tokenizer).dataloader
+            second.load_state_dict(saved)
+            assert got + rows(second, 2 * 4) == whole[:8] + whole[24:32] + whole[40:48]
+
+    def test_that_are_used_already_are_refused(self, recipe, tokenizer):
+        first = Trainer(config(recipe), tokenizer).dataloader
+        take(first, 4 * 2)
+        second = Trainer(config(recipe, skip_steps=["2-3"]), tokenizer).dataloader
+        second.load_state_dict(first.state_dict())
+        with pytest.raises(PipelineError, match="names the steps 2-3, and the data of the first 2 are used already"):
+            take(second, 1)
+
+    @pytest.mark.parametrize("text", ["0-4", "7-3", "1:2", "", "x"])
+    def test_that_are_no_range_are_refused_when_built(self, recipe, tokenizer, text):
+        with pytest.raises(RecipeError, match="a range such as 1000-1010"):
+            Trainer(config(recipe, skip_steps=[text]), tokenizer)
+
+
+class TestValidation:
+    def test_counts_every_document_once_and_ends(self, recipe, tokenizer):
+        # As TorchTitan's validator does for steps = -1; the recipe itself would repeat.
+        made = replace(config(recipe), infinite=False)
+        loader = made.build(
+            dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=2, global_batch_size=BATCH
+        )
+        batches = list(loader)
+        for inputs, labels in batches:
+            assert inputs["input"].shape == labels.shape == (2, SEQ)
+        # The first token of a record is input only.
+        tokens = [torch.cat([inputs["input"][:, :1], labels], dim=1) for inputs, labels in batches]
+        real = [rows[labels.ne(IGNORE_INDEX).any(dim=1)] for rows, (_, labels) in zip(tokens, batches, strict=True)]
+        assert sum(int((rows == tokenizer.eos_id).sum()) for rows in real) == 60 + 30
+        assert any((labels == IGNORE_INDEX).any() for _, labels in batches)
+
+    def test_is_known_by_the_validator_that_builds_the_loader(self, recipe, tokenizer):
+        class Validator:
+            """As on TorchTitan's main branch, where `repeat` is set for a bounded validation."""
+
+            def __init__(self, made):
+                self.dl_config = replace(made, repeat=True)
+
+            def validate(self):
+                return list(
+                    self.dl_config.build(
+                        dp_world_size=1,
+                        dp_rank=0,
+                        tokenizer=tokenizer,
+                        max_context_length=SEQ,
+                        num_tokens_per_batch=SEQ,
+                        global_batch_size=BATCH,
+                    )
+                )
+
+        assert Validator(config(recipe)).validate()  # and it ends
+
+    def test_leaves_no_threads_behind_when_it_stops_early(self, recipe, tokenizer):
+        before = set(threading.enumerate())
+        made = replace(config(recipe), infinite=True)
+        loader = made.build(
+            dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=2, global_batch_size=BATCH
+        )
+        _, iterator = take(loader, 2)
+        del iterator
+        for thread in set(threading.enumerate()) - before:
+            thread.join(5)
+            assert not thread.is_alive()
+
+
+def test_metrics_say_what_the_loader_did(recipe, tokenizer):
+    loader = Trainer(config(recipe), tokenizer).dataloader
+    _, iterator = take(loader, 3 * BATCH // 2)
+    since, wait = replace(loader.progress), loader.progress.wait
+    for _ in range(BATCH // 2 * 2):
+        next(iterator)
+    metrics = loader_metrics(loader, since)
+    assert metrics["zephon/cursor"] == 5 * BATCH
+    assert metrics["zephon/padding(%)"] == 0
+    assert metrics["zephon/data_wait(s)"] == pytest.approx((loader.progress.wait - wait) / 2)  # of two steps
+    assert metrics["zephon/mixture_target/a"] == pytest.approx(2 / 3)
+    tokens = [metrics[f"zephon/tokens/{name}"] for name in ("a", "b")]
+    assert sum(tokens) == 5 * BATCH * (SEQ + 1)  # what was used, not what lies ready
+    assert metrics["zephon/mixture/a"] == tokens[0] / sum(tokens)
+    assert metrics["zephon/skipped_rows/b"] == 0
+    iterator.close()
+
+
+def test_the_cpu_launcher_is_never_imported_on_its_own():
+    assert "torchtitan_zephon.cpu_train" not in sys.modules

@@ -1,0 +1,140 @@
+"""Token ids that are there already, with masks and positions."""
+
+import json
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from zephon import Pipeline, PipelineError
+from zephon.io import Dataset
+from zephon.ops.pretokenized import Pretokenized
+from zephon.ops.rows import Rows
+from zephon.work import StaticMixtureWorkSource
+
+IDS = [[1, 2, 3], [], None, [4], [5, 6, 7, 8, 9]]
+
+
+def encoded(columns, skips=False, bos=None, eos=None, vocab=100, **options):
+    from types import SimpleNamespace
+
+    spec = Pretokenized(**options)
+    table = pa.table(
+        {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
+    )
+    rows = Rows(table, np.arange(table.num_rows), skips)
+    made = spec.encoder(SimpleNamespace(vocab_size=vocab), bos, eos).encode(rows)
+    cut = made.offsets[1:-1]
+    parts = [
+        None if column is None else [p.tolist() for p in np.split(column, cut)]
+        for column in (made.tokens, made.loss, made.positions)
+    ]
+    return made.places.tolist(), *parts, {place: reason for place, _, reason in rows.failed}
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.list_(pa.int64()),
+        pa.list_(pa.int32()),
+        pa.large_list(pa.uint16()),
+        pa.list_(pa.uint64()),
+        pa.large_list(pa.int8()),
+        pa.list_view(pa.int32()),
+    ],
+)
+def test_ids_come_from_any_list_of_whole_numbers(kind):
+    column = (
+        pa.array([[0], *IDS], pa.list_(pa.int64())).cast(kind)
+        if not pa.types.is_list_view(kind)
+        else pa.array([[0], *IDS], kind)
+    )
+    places, tokens, loss, positions, _ = encoded({"input_ids": column.slice(1)})
+    assert (places, tokens, loss, positions) == ([0, 3, 4], [[1, 2, 3], [4], [5, 6, 7, 8, 9]], None, None)
+
+
+def test_ids_come_from_json_text_and_lists_of_one_length():
+    texts = [None if ids is None else json.dumps(ids) for ids in IDS]
+    assert encoded({"input_ids": texts})[1] == [[1, 2, 3], [4], [5, 6, 7, 8, 9]]
+    assert encoded({"input_ids": pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2))})[1] == [[1, 2], [3, 4]]
+
+
+def test_masks_labels_and_positions_go_with_them():
+    columns = {
+        "input_ids": IDS,
+        "loss": [[0, 1, 1], [], None, [1], [0, 0, 1, 0, 1]],
+        "labels": [[-100, 2, 3], [], None, [4], [-100, -100, 7, -100, 9]],
+        "at": [[0, 0, 1], [], None, [7], [4, 3, 2, 1, 0]],
+    }
+    wanted = [[False, True, True], [True], [False, False, True, False, True]]
+    _, _, loss, positions, _ = encoded(columns, loss="loss", positions="at")
+    assert (loss, positions) == (wanted, [[0, 0, 1], [7], [4, 3, 2, 1, 0]])
+    assert encoded(columns, labels="labels")[2] == wanted
+    flags = [None if row is None else [bool(flag) for flag in row] for row in columns["loss"]]
+    assert encoded({**columns, "loss": flags}, loss="loss")[2] == wanted
+
+
+def test_long_rows_are_cut_or_split_with_all_that_belongs_to_them():
+    columns = {"input_ids": IDS, "loss": [[0, 1, 1], [], None, [1], [0, 0, 1, 0, 1]]}
+    places, tokens, loss, _, _ = encoded(columns, loss="loss", max_length=2)
+    assert (places, tokens) == ([0, 3, 4], [[1, 2], [4], [5, 6]]) and loss == [[False, True], [True], [False, False]]
+    places, tokens, loss, _, _ = encoded(columns, loss="loss", max_length=2, split_long_samples=True)
+    assert places == [0, 0, 3, 4, 4, 4] and tokens == [[1, 2], [3], [4], [5, 6], [7, 8], [9]]
+    assert loss[-1] == [True]
+    _, tokens, loss, _, _ = encoded(
+        columns, loss="loss", bos=90, eos=91, max_length=4, tokenizer_id="t", special_tokens="bos_eos"
+    )
+    assert tokens == [[90, 1, 2, 91], [90, 4, 91], [90, 5, 6, 91]] and loss[0] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "words"),
+    [
+        ({"input_ids": [1, 100]}, {}, "token id 100 is none of 0 to 99"),
+        ({"input_ids": [-1]}, {}, "token id -1"),
+        ({"input_ids": [1, None]}, {}, "holds a null in its list"),
+        ({"loss": [1, 1, 1, 1]}, {"loss": "loss"}, '"loss" holds 4 values for 2 ids'),
+        ({"loss": None}, {"loss": "loss"}, '"loss" holds 0 values for 2 ids'),
+        ({"loss": [1, 2]}, {"loss": "loss"}, "holds 2; 0 or 1 is needed"),
+        ({"labels": [1, 5]}, {"labels": "labels"}, "holds 5 for id 2; -100 or the id"),
+        ({"at": [-1, 0]}, {"positions": "at"}, "the position -1"),
+    ],
+)
+def test_rows_that_do_not_fit_are_told_and_alone_left_out(changed, options, words):
+    row = {"input_ids": [1, 2], "loss": [1, 1], "labels": [1, -100], "at": [0, 1]}
+    rows = [row, {**row, **changed}, row]
+    places, tokens, _, _, failed = encoded({key: [r[key] for r in rows] for key in row}, skips=True, **options)
+    assert (places, tokens) == ([0, 2], [[1, 2], [1, 2]]) and words in failed[1]
+
+
+def test_columns_of_another_type_are_refused_before_the_first_batch(tiny_tokenizer):
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("a", {"input_ids": [[0.5]], "text": ["x"]})])
+    with pytest.raises(PipelineError, match=r"holds list<.*double>; lists of whole numbers is needed"):
+        next(iter(Pipeline(source).options(runner="inline").pretokenized().pack_flat(8).batch(1)))
+    with pytest.raises(PipelineError, match='needs the column "ids"'):
+        Pipeline(source).pretokenized("ids").pack_flat(8).batch(1).explain()
+    with pytest.raises(PipelineError, match="say the same thing twice"):
+        Pipeline(source).pretokenized(loss="a", labels="b")
+    with pytest.raises(PipelineError, match="needs tokenizer_id"):
+        Pipeline(source).pretokenized(special_tokens="eos")
+
+
+def test_a_pipeline_of_ids_needs_no_tokenizer_and_mixes_with_text(tiny_tokenizer):
+    ids = Dataset.from_dict("ids", {"input_ids": [[10, 11, 12]] * 50, "loss": [[0, 1, 1]] * 50})
+    alone = Pipeline(StaticMixtureWorkSource(datasets=[ids])).options(runner="inline").pretokenized(loss="loss")
+    batch = next(iter(alone.pack_flat(11).batch(2)))
+    assert batch.tokens.tolist() == [[10, 11, 12] * 4] * 2
+    fields = batch.to_training(as_numpy=True, return_loss_mask=True)
+    assert fields["loss_mask"][0].tolist() == [1, 1, 0, 1, 1, 0, 1, 1, 0, 1, 1]
+    text = Dataset.from_dict("text", {"text": ["some words"] * 50})
+    both = (
+        Pipeline(StaticMixtureWorkSource(datasets=[ids, text], seed=3))
+        .options(runner="inline")
+        .pretokenized(loss="loss", datasets=["ids"], tokenizer_id=tiny_tokenizer)
+        .tokenize(tiny_tokenizer, datasets=["text"])
+        .pack_flat(64)
+        .batch(4)
+    )
+    batch = next(iter(both))
+    trained = batch.to_training(as_numpy=True, return_loss_mask=True)["loss_mask"]
+    assert 0.6 < trained.mean() < 1 and set(batch.provenance().column("dataset").to_pylist()) == {"ids", "text"}

@@ -1,0 +1,295 @@
+"""Finding a tokenizer, checking its file, and its BOS and EOS."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.tokenizer_data import END, add_token, gpt2, llama2, save
+
+from zephon.errors import TokenizerError
+from zephon.tokenizer.specials import resolve_special_tokens
+from zephon.tokenizer.tokenizer import load_tokenizer
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def error_of(tokenizer_id: object, **options: str) -> str:
+    with pytest.raises(TokenizerError) as info:
+        load_tokenizer(tokenizer_id, **options)
+    text = str(info.value)
+    assert "\n" not in text
+    assert len(text) < 600
+    return text
+
+
+def in_new_process(hub: Path, tokenizer_id: str, **environment: str) -> str:
+    """What loading `tokenizer_id` gives where the hub's cache is `hub`: the library reads its settings at import."""
+    code = (
+        "import sys, zephon.tokenizer as t\n"
+        "try: x = t.load_tokenizer(sys.argv[1]); print('loaded', x.vocab_size, x.bos_id, x.eos_id)\n"
+        "except t.tokenizer.TokenizerError as e: print('refused', e)\n"
+    )
+    settings = {"HF_HUB_CACHE": str(hub), "HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_OFFLINE": "1", **environment}
+    settings["PYTHONPATH"] = os.pathsep.join(sys.path)
+    command = [sys.executable, "-c", code, tokenizer_id]
+    return subprocess.run(
+        command, env={**os.environ, **settings}, capture_output=True, text=True, check=True, timeout=120
+    ).stdout
+
+
+def hub_model(hub: Path, name: str, **files: object) -> None:
+    """A model as the hub's local cache holds it."""
+    model = hub / f"models--{name.replace('/', '--')}"
+    (model / "refs").mkdir(parents=True)
+    (model / "refs" / "main").write_text(COMMIT)
+    save(model / "snapshots" / COMMIT, gpt2(), **files)
+
+
+def test_a_folder_and_its_tokenizer_json_are_the_same_tokenizer(tmp_path: Path) -> None:
+    folder = save(tmp_path / "tok", gpt2())
+    assert load_tokenizer(folder).content_hash == load_tokenizer(str(folder / "tokenizer.json")).content_hash
+
+
+def test_an_existing_path_is_never_taken_for_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(tmp_path / "gpt2", gpt2())
+    (tmp_path / "org" / "name").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert load_tokenizer("gpt2").vocab_size == 1500
+    assert "no tokenizer.json" in error_of("org/name")
+
+
+@pytest.mark.parametrize(
+    "name", ["./gone", "../gone", "/gone/tok", "a/b/c", "gone.json", "~/gone-tok", "gone/", "c:\\t"]
+)
+def test_what_looks_like_a_path_and_does_not_exist_is_an_error_without_network(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: pytest.fail("asked the hub"))
+    assert "does not exist" in error_of(name)
+    assert "does not exist" in error_of(Path("gone"))
+
+
+@pytest.mark.parametrize("name", ["", "  ", "a b", "org/na:me", "name@", "x\0y", "https://example.com"])
+def test_what_is_neither_path_nor_hub_name_is_refused(name: str) -> None:
+    assert "expected" in error_of(name)
+
+
+def test_a_folder_without_tokenizer_json_says_what_it_has_instead(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.model").write_bytes(b"x")
+    assert "only tokenizer.model" in error_of(tmp_path)
+
+
+def test_a_hub_model_in_the_local_cache_needs_no_network(tmp_path: Path) -> None:
+    hub_model(tmp_path, "org/name", tokenizer_config={"bos_token": END, "eos_token": {"content": END}})
+    hub_model(tmp_path, "plain")
+    assert in_new_process(tmp_path, "org/name") == "loaded 1500 0 0\n"
+    assert in_new_process(tmp_path, "plain") == "loaded 1500 None 0\n"
+
+
+def test_a_hub_model_that_cannot_be_fetched_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "refused cannot fetch tokenizer.json of hub model 'org/other'" in in_new_process(tmp_path, "org/other")
+
+    def fail(*_: object, **__: object) -> str:
+        raise OSError("first line\nsecond line")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", fail)
+    assert "(first line)" in error_of("org/name")
+
+
+def test_a_network_failure_after_tokenizer_json_does_not_hide_the_config(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = save(tmp_path / COMMIT, gpt2()) / "tokenizer.json"
+
+    def download(repo: str, filename: str, revision: str | None) -> str:
+        if filename == "tokenizer.json":
+            assert revision == "v1"
+            return str(path)
+        assert revision == COMMIT  # the same commit as the first file
+        raise TimeoutError("timed out")
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    assert "cannot fetch tokenizer_config.json" in error_of("org/name@v1")
+
+
+HOSTILE = {
+    "empty": b"",
+    "not JSON": b"{",
+    "not UTF-8": b'{"model": "\xff"}',
+    "NaN": b'{"model": NaN}',
+    "half a surrogate": b'{"model": {"vocab": {"\\ud800": 0}}}',
+    "a list": b"[]",
+    "a number": b"7",
+    "deep lists": b"[" * 100_000 + b"]" * 100_000,
+    "deep objects": b'{"a":' * 5_000 + b"1" + b"}" * 5_000,
+    "digits without end": b'{"model": ' + b"9" * 100_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_broken_json_is_one_sentence(tmp_path: Path, data: bytes, name: str) -> None:
+    save(tmp_path, gpt2())
+    (tmp_path / name).write_bytes(data)
+    assert name in error_of(tmp_path)
+
+
+def mutate(path: str, value: object) -> dict:
+    tree = gpt2()
+    *parents, last = path.split(".")
+    at = tree
+    for part in parents:
+        at = at[int(part)] if isinstance(at, list) else at[part]
+    if isinstance(at, list):
+        at[int(last)] = value
+    else:
+        at[last] = value
+    return tree
+
+
+deep_sequence: dict = {"type": "NFC"}
+for _ in range(60):
+    deep_sequence = {"type": "Sequence", "normalizers": [deep_sequence]}
+
+STRUCTURES = {
+    "no model": ("model", None),
+    "model is a list": ("model", []),
+    "no vocabulary": ("model.vocab", None),
+    "empty vocabulary": ("model.vocab", {}),
+    "vocabulary of strings": ("model.vocab", {"a": "0"}),
+    "id near 2**32": ("model.vocab.a", 2**32 - 1),
+    "id beyond 64 bits": ("model.vocab.a", 2**80),
+    "id of 2**24": ("model.vocab.a", 2**24),
+    "id far above all others": ("model.vocab.a", 2**20),
+    "negative id": ("model.vocab.a", -1),
+    "fractional id": ("model.vocab.a", 1.5),
+    "true as id": ("model.vocab.a", True),
+    "added id near 2**32": ("added_tokens.0.id", 2**32 - 1),
+    "added id after a gap": ("added_tokens", [{**gpt2()["added_tokens"][0], "content": "<new>", "id": 1600}]),
+    "added token without flags": ("added_tokens", [{"id": 0, "content": END}]),
+    "added tokens is an object": ("added_tokens", {}),
+    "endless added token": ("added_tokens.0.content", "x" * 100_000),
+    "merges is a string": ("model.merges", "a b"),
+    "merge of a number": ("model.merges.0", 5),
+    "merge of a list": ("model.merges.0", [["a"], "b"]),
+    "merge of unknown tokens": ("model.merges.0", ["☃", "☃"]),
+    "model of unknown type": ("model.type", "Oracle"),
+    "random dropout": ("model.dropout", 0.1),
+    "dropout of text": ("model.dropout", "x"),
+    "merges without the prefix": ("model.continuing_subword_prefix", "é"),
+    "normalizer is a list": ("normalizer", []),
+    "unknown normalizer": ("normalizer", {"type": "Magic"}),
+    "endless normalizer string": ("normalizer", {"type": "Prepend", "prepend": "x" * 1_000_000}),
+    "nested normalizers": ("normalizer", deep_sequence),
+    "broken regex": (
+        "pre_tokenizer",
+        {"type": "Split", "pattern": {"Regex": "("}, "behavior": "Isolated", "invert": False},
+    ),
+}
+
+
+@pytest.mark.parametrize(("path", "value"), STRUCTURES.values(), ids=STRUCTURES.keys())
+def test_a_hostile_structure_is_one_sentence(tmp_path: Path, path: str, value: object) -> None:
+    assert str(tmp_path) in error_of(save(tmp_path, mutate(path, value)))
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "tokenizer.json").open("wb") as file:
+        file.truncate(200 << 20)
+    assert "128 MiB" in error_of(tmp_path)
+
+
+def test_what_is_no_regular_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "tokenizer.json")
+    assert "not a regular file" in error_of(tmp_path)
+
+
+def test_small_gaps_in_the_vocabulary_are_left_to_tokenizers(tmp_path: Path) -> None:
+    tree = gpt2()
+    last = max(tree["model"]["vocab"], key=tree["model"]["vocab"].get)
+    tree["model"]["vocab"][last] = 1700
+    tokenizer = load_tokenizer(save(tmp_path, tree))
+    assert (tokenizer.backend, tokenizer.vocab_size) == ("tokenizers", 1701)
+
+
+def test_bos_and_eos_come_from_the_config_files(tmp_path: Path) -> None:
+    config = {"bos_token": None, "eos_token": {"content": "</s>"}}
+    named = load_tokenizer(save(tmp_path / "a", llama2(), tokenizer_config=config))
+    assert (named.bos_token, named.bos_id, named.eos_token, named.eos_id) == (None, None, "</s>", 2)
+    mapped = load_tokenizer(
+        save(tmp_path / "b", llama2(), special_tokens_map={"bos_token": "</s>", "eos_token": "<s>"})
+    )
+    assert (mapped.bos_id, mapped.eos_id) == (2, 1)
+    unknown = load_tokenizer(save(tmp_path / "c", llama2(), tokenizer_config={"eos_token": "<nowhere>"}))
+    assert (unknown.bos_id, unknown.eos_id) == (1, None)
+
+
+def test_bos_and_eos_of_a_lone_file_come_from_its_post_processor_or_well_known_names(tmp_path: Path) -> None:
+    assert (load_tokenizer(save(tmp_path / "a", llama2())).bos_id, load_tokenizer(tmp_path / "a").eos_id) == (1, 2)
+    lone = load_tokenizer(save(tmp_path / "b", gpt2()))
+    assert (lone.bos_id, lone.eos_token) == (None, END)
+    tree = add_token(add_token(gpt2(), "[GO]", special=True), "[STOP]", special=True)
+    pieces = [{"SpecialToken": {"id": "[GO]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}]
+    tree["post_processor"] = {"type": "TemplateProcessing", "single": pieces, "pair": [], "special_tokens": {}}
+    template = load_tokenizer(save(tmp_path / "c", tree))
+    assert (template.bos_token, template.eos_token) == ("[GO]", END)
+
+
+def test_the_content_hash_is_of_what_decides_ids(tmp_path: Path) -> None:
+    tree = gpt2()
+    first = load_tokenizer(save(tmp_path / "a", tree)).content_hash
+    tree["model"]["merges"] = [" ".join(pair) for pair in tree["model"]["merges"]]
+    tree["decoder"] = None
+    tree["truncation"] = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(dict(reversed(tree.items())), indent=3))
+    assert load_tokenizer(tmp_path / "tokenizer.json").content_hash == first
+    other_ends = load_tokenizer(save(tmp_path / "b", gpt2(), tokenizer_config={"bos_token": END, "eos_token": END}))
+    fewer_merges = gpt2()
+    fewer_merges["model"]["merges"].pop()
+    assert len({first, other_ends.content_hash, load_tokenizer(save(tmp_path / "c", fewer_merges)).content_hash}) == 3
+
+
+class Ends:
+    def __init__(self, bos_id: int | None, eos_id: int | None) -> None:
+        self.bos_id, self.eos_id = bos_id, eos_id
+
+
+@pytest.mark.parametrize(
+    ("policy", "ends", "expected"),
+    [
+        ("auto", (1, 2), (1, 2)),
+        ("auto", (2, 2), (None, 2)),
+        ("auto", (None, 2), (None, 2)),
+        ("bos_eos", (1, 2), (1, 2)),
+        ("bos_eos", (2, 2), (2, 2)),
+        ("bos", (1, None), (1, None)),
+        ("eos", (1, 2), (None, 2)),
+        ("none", (1, 2), (None, None)),
+        ("none", (None, None), (None, None)),
+    ],
+)
+def test_special_token_policies(policy: str, ends: tuple, expected: tuple) -> None:
+    assert resolve_special_tokens(policy, Ends(*ends)) == expected
+
+
+@pytest.mark.parametrize(
+    ("policy", "ends", "missing"),
+    [
+        ("auto", (1, None), "EOS"),
+        ("eos", (None, None), "EOS"),
+        ("bos", (None, 2), "BOS"),
+        ("bos_eos", (None, 2), "BOS"),
+    ],
+)
+def test_a_policy_that_needs_a_missing_token_is_refused(policy: str, ends: tuple, missing: str) -> None:
+    with pytest.raises(TokenizerError, match=f"{missing} token"):
+        resolve_special_tokens(policy, Ends(*ends))
+
+
+def test_an_unknown_policy_or_backend_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TokenizerError, match="'auto', 'bos_eos'"):
+        resolve_special_tokens("both", Ends(1, 2))
+    assert "'fastokens'" in error_of(tmp_path, backend="tiktoken")

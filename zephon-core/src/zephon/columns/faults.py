@@ -1,0 +1,237 @@
+"""Rows that could not be used: what is told of them, how many are too many, and the account of them.
+
+Whatever fails over one row (bytes that cannot be read, a user's function, a chat template, a value of the wrong shape)
+becomes a `RowFault`. The policy says whether the first one ends the run or whether such rows are left out. A row is
+left out because of what it holds and of nothing else, so a run gives the same records after any restart.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+from zephon.columns.appending import append_whole
+from zephon.errors import DataError, PipelineError
+
+__all__ = ["ON_ERROR", "FaultBudget", "FaultPolicy", "FaultReport", "RowFault", "read_report", "reason_of"]
+
+_log = logging.getLogger("zephon")
+ON_ERROR = ("raise", "skip", "quarantine")
+_MOST_REASON = 300
+_FAULTS_LOGGED = 10
+# A report is for people, and a process remembers what it has written: 300 MB of file, 100 MB of memory at most.
+_MOST_REPORTED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RowFault:
+    """A row that could not be used.
+
+    Attributes:
+        operator: as `explain()` names it; "read" where the row could not be read.
+        dataset, shard: names.
+        row: number of the row within its shard.
+        reason: what went wrong, one line.
+        first_row, rows: the stretch of the shard that failed at once: a row group that cannot be decoded, or the row.
+        content: what the row holds, shortened, where it is to be kept, else "".
+    """
+
+    operator: str
+    dataset: str
+    shard: str
+    row: int
+    reason: str
+    first_row: int = 0
+    rows: int = 1
+    content: str = ""
+
+    def __str__(self) -> str:
+        return f'{self.operator} failed on dataset "{self.dataset}", shard {self.shard}, row {self.row}: {self.reason}'
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPolicy:
+    """What happens to rows that cannot be used.
+
+    Attributes:
+        on_error: "raise" ends the run at the first one, "skip" leaves them out, "quarantine" leaves them out and keeps
+            what they hold in the report.
+        budget: share of the rows of a chunk that may be left out, rounded up; more end the run.
+        budget_rows: rows of a chunk that may be left out although they are more than that share.
+    """
+
+    on_error: str = "raise"
+    budget: float = 0.01
+    budget_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise PipelineError(f'on_error is {self.on_error!r}; "raise", "skip" or "quarantine" is needed.')
+        budget, rows = self.budget, self.budget_rows
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
+            raise PipelineError(f"error_budget is {budget!r}; a share of rows from 0 to 1 is needed.")
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+            raise PipelineError(f"error_budget_rows is {rows!r}; a whole number of at least 0 is needed.")
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows are left out rather than ending the run."""
+        return self.on_error != "raise"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the content of rows that are left out is kept."""
+        return self.on_error == "quarantine"
+
+    def allowed(self, rows: int) -> int:
+        """How many of so many rows may be left out."""
+        return max(math.ceil(self.budget * rows), self.budget_rows)
+
+    def described(self, rows: int) -> str:
+        """The budget for so many rows, in words."""
+        more = f" or error_budget_rows {self.budget_rows}" if self.budget_rows else ""
+        return f"error_budget {self.budget}{more} allows {self.allowed(rows)}"
+
+
+class FaultBudget:
+    """Counts the faults of one lane against the policy, chunk by chunk.
+
+    A chunk is judged by itself: what earlier ones have lost does not count, so the verdict is the same wherever the
+    lane was entered.
+
+    Args:
+        policy: what may be lost.
+        on_fault: told of every fault and its chunk.
+    """
+
+    def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, RowFault], None] | None = None) -> None:
+        self._policy, self._on_fault = policy, on_fault
+        self._chunk = -1
+        self._in_chunk = 0
+        self._logged = 0
+        self._last: tuple[str, str, int, str] | None = None
+
+    def add(self, chunk: int, rows: int, faults: Iterable[RowFault], *, told: bool = False) -> None:
+        """Count the faults of some rows of a chunk of `rows` rows.
+
+        Args:
+            told: an earlier stream of the run has logged them.
+
+        Raises:
+            DataError: they are more than the budget allows.
+        """
+        if chunk != self._chunk:
+            self._chunk, self._in_chunk = chunk, 0
+        allowed = self._policy.allowed(rows)
+        for fault in faults:
+            self._in_chunk += 1
+            if self._on_fault is not None:
+                self._on_fault(chunk, fault)
+            if self._in_chunk > allowed:
+                raise DataError(
+                    f"{fault}. That is row {self._in_chunk} left out of a chunk of {rows}, and "
+                    f"{self._policy.described(rows)}; repair the data or the function, or raise the budget."
+                )
+            stretch = (fault.dataset, fault.shard, fault.first_row, fault.reason)
+            if not told and self._logged < _FAULTS_LOGGED and not (fault.rows > 1 and stretch == self._last):
+                self._logged += 1
+                self._last = stretch
+                several = f" (so are all {fault.rows:,} rows from row {fault.first_row} on)" if fault.rows > 1 else ""
+                more = " (further ones of this lane are only counted)" if self._logged == _FAULTS_LOGGED else ""
+                _log.warning("row left out: %s%s%s", fault, several, more)
+
+
+class FaultReport:
+    """Appends the faults of one process to a file of JSON lines, each once.
+
+    A line is an object with "dataset", "shard", "row" and "rows" (the stretch of rows of the shard that failed at once;
+    null for a shard of which nothing can be read), "operator", "reason", "lane" and "chunk" (where the run met it), and
+    "content" in quarantine. A stretch is told once by a process, however often its rows come up. Lines are written
+    whole and at once, so what a killed process had met is on record.
+
+    Args:
+        folder: shared by the ranks of a run; made if it does not exist.
+        rank: what the file is named after, beside time and process.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], rank: str) -> None:
+        self._path = Path(folder) / f"{rank}-{time.time_ns()}-{os.getpid()}.jsonl"
+        self._file: FileIO | None = None
+        self._told: set[int] = set()
+        self._failed = False
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._path.parent, os.W_OK | os.X_OK):
+                raise PermissionError(13, "permission denied")
+        except OSError as error:
+            raise DataError(
+                f"the report of errors cannot be written to {folder}: {error.strerror}; give a folder that can."
+            ) from None
+
+    def add(self, lane: int, chunk: int, fault: RowFault) -> None:
+        """Tell of a fault, unless that has been done."""
+        stretch = {"dataset": fault.dataset, "shard": fault.shard, "row": fault.first_row, "rows": fault.rows}
+        self._write({**stretch, "operator": fault.operator}, fault.reason, fault.content, lane=lane, chunk=chunk)
+
+    def add_shard(self, dataset: str, shard: str, reason: str) -> None:
+        """Tell of a shard of which nothing can be read."""
+        self._write({"dataset": dataset, "shard": shard, "row": 0, "rows": None, "operator": "read"}, reason, "")
+
+    def close(self) -> None:
+        """Close the file; a later fault opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, what: dict[str, Any], reason: str, content: str, **where: int) -> None:
+        key = hash(tuple(what.values()))
+        if self._failed or key in self._told or len(self._told) > _MOST_REPORTED:
+            return
+        self._told.add(key)
+        entry = {**what, "reason": reason, **where, **({"content": content} if content else {})}
+        if len(self._told) > _MOST_REPORTED:
+            entry = {"reason": f"more than {_MOST_REPORTED} faults; further ones are not told here"}
+        line = json.dumps(entry, ensure_ascii=True) + "\n"
+        try:
+            if self._file is None:
+                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
+            append_whole(self._file, line.encode())
+        except OSError as error:
+            # The rows are left out for what they hold, whether or not that can be told.
+            self._failed = True
+            _log.warning("the report of errors %s is not kept any longer: %s", self._path, error.strerror)
+
+
+def read_report(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
+    """What the reports in a folder tell, each stretch of rows once per operator, in the order of the files' names.
+
+    A last line that a killed process or a full disk has cut off is passed over.
+    """
+    seen = set()
+    for path in sorted(Path(folder).glob("*.jsonl")):
+        with open(path, "rb") as file:
+            for line in file:
+                try:
+                    entry = json.loads(line)
+                    key = tuple(entry[name] for name in ("dataset", "shard", "row", "rows", "operator"))
+                except (ValueError, KeyError, TypeError):
+                    continue
+                if key not in seen:
+                    seen.add(key)
+                    yield entry
+
+
+def reason_of(error: BaseException) -> str:
+    """One line that says what an exception said."""
+    text = " ".join(str(error).split())
+    kind = type(error).__name__
+    text = f"{kind}: {text}" if text else kind
+    return text if len(text) <= _MOST_REASON else f"{text[: _MOST_REASON - 3]}..."

@@ -1,0 +1,316 @@
+"""The columns that move through the engine: rows read, documents as tokens, packed records.
+
+Nothing in here decides data. A block is a few arrays over thousands of rows, and every operation is a few
+array operations over a whole block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from zephon.columns.damage import Lost
+from zephon.columns.faults import RowFault
+
+__all__ = ["Pointer", "RecordBlock", "RowBlock", "RowPart", "TokenBlock", "ragged_take"]
+
+
+def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the items of the chosen lists lie.
+
+    Args:
+        offsets: int64[n_lists + 1], list i being items `offsets[i]:offsets[i + 1]`.
+        indices: int64[m], the lists wanted, in any order.
+
+    Returns:
+        items int64[total], indices into the flat items, and new_offsets int64[m + 1].
+    """
+    counts = offsets[indices + 1] - offsets[indices]
+    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
+    np.cumsum(counts, out=new_offsets[1:])
+    shift = np.repeat(offsets[indices] - new_offsets[:-1], counts)
+    return shift + np.arange(new_offsets[-1], dtype=np.int64), new_offsets
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A token of a lane: which chunk, which row of that chunk, which token of that row's document.
+
+    With ensure_mixture `skips` are, for each dataset by name, its tokens from there on that earlier records have used,
+    and `token` is something else, see `zephon.run.state.LaneStart`.
+    """
+
+    chunk: int
+    position: int
+    token: int
+    skips: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class RowPart:
+    """The rows of a block that are of one dataset.
+
+    Attributes:
+        dataset: its index.
+        table: the columns that the operators need, m rows.
+        places: int64[m], ascending: which rows of the block they are.
+    """
+
+    dataset: int
+    table: pa.Table
+    places: np.ndarray
+
+
+@dataclass(slots=True)
+class RowBlock:
+    """Neighbouring rows of one chunk of one lane, as read.
+
+    Attributes:
+        parts: the rows, by dataset, since each has columns of its own.
+        dataset: int32[n], index of the row's dataset.
+        row: int64[n], number of the row within its dataset.
+        chunk: index of the chunk within the lane.
+        position: int64[n], place of each row within the chunk.
+        lost: (place, why) of the rows that could not be read, which are in no part.
+    """
+
+    parts: list[RowPart]
+    dataset: np.ndarray
+    row: np.ndarray
+    chunk: int
+    position: np.ndarray
+    lost: tuple[tuple[int, Lost], ...] = ()
+
+
+@dataclass(slots=True)
+class TokenBlock:
+    """Documents as tokens, special tokens included; rows without text are gone but counted.
+
+    Attributes:
+        tokens: uint32[n_tokens].
+        offsets: int64[n_docs + 1].
+        dataset, row, position: as in `RowBlock`, one per document; documents made of one row share their position.
+        rows_read: int64[n_datasets], rows this block was made from.
+        rows_skipped: int64[n_datasets], rows that were null, empty or only white space.
+        loss: bool[n_tokens], True where the token is trained on as a label; None where all are.
+        positions: int32[n_tokens], given positions, from 0; None where they count from the start of the document, or of
+            the part of it that a record holds.
+        begin: int64[n_docs], tokens of the same row in documents before this one; None where no row made several.
+        rows_dropped: int64[n_datasets], rows that operators left out on purpose; None where none could.
+        rows_failed: int64[n_datasets], rows left out because they could not be used; None where none could.
+        faults: by chunk, the rows that could not be used, in order.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    dataset: np.ndarray
+    row: np.ndarray
+    position: np.ndarray
+    chunk: int
+    rows_read: np.ndarray
+    rows_skipped: np.ndarray
+    loss: np.ndarray | None = None
+    positions: np.ndarray | None = None
+    begin: np.ndarray | None = None
+    rows_dropped: np.ndarray | None = None
+    rows_failed: np.ndarray | None = None
+    faults: tuple[tuple[int, tuple[RowFault, ...]], ...] = ()
+
+    def from_position(self, position: int) -> TokenBlock:
+        """The documents of rows from place `position` of the chunk on."""
+        first = int(np.searchsorted(self.position, position, side="left"))
+        cut = int(self.offsets[first])
+        return replace(
+            self,
+            tokens=self.tokens[cut:],
+            offsets=self.offsets[first:] - cut,
+            dataset=self.dataset[first:],
+            row=self.row[first:],
+            position=self.position[first:],
+            loss=None if self.loss is None else self.loss[cut:],
+            positions=None if self.positions is None else self.positions[cut:],
+            begin=None if self.begin is None else self.begin[first:],
+        )
+
+
+@dataclass(slots=True)
+class RecordBlock:
+    """Packed records and where their tokens came from.
+
+    Attributes:
+        tokens: uint32[n, record_length].
+        lengths: int32[n], how many tokens of each record are real; the rest is padding.
+        span_offsets: int64[n + 1], the spans of record i being `span_offsets[i]:span_offsets[i + 1]`.
+        span_start: int32[n_spans], where in its record a document, or the part of one, starts; 0 for a record's first.
+        span_dataset: int32[n_spans].
+        span_row: int64[n_spans], the document's row within its dataset.
+        span_token: int64[n_spans], the first token of the document that the span holds.
+        loss: bool[n, record_length], True where the token is trained on as a label; None where all are. What it holds
+            for padding means nothing.
+        positions: int32[n, record_length], the position of each token; None where they are `counted_positions`.
+    """
+
+    tokens: np.ndarray
+    lengths: np.ndarray
+    span_offsets: np.ndarray
+    span_start: np.ndarray
+    span_dataset: np.ndarray
+    span_row: np.ndarray
+    span_token: np.ndarray
+    loss: np.ndarray | None = None
+    positions: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the arrays."""
+        return (
+            self.tokens.nbytes
+            + self.lengths.nbytes
+            + self.span_offsets.nbytes
+            + self.span_start.nbytes
+            + self.span_dataset.nbytes
+            + self.span_row.nbytes
+            + self.span_token.nbytes
+            + (0 if self.loss is None else self.loss.nbytes)
+            + (0 if self.positions is None else self.positions.nbytes)
+        )
+
+    def slice(self, start: int, stop: int) -> RecordBlock:
+        """Records `start:stop`, as views."""
+        lo, hi = int(self.span_offsets[start]), int(self.span_offsets[stop])
+        return RecordBlock(
+            tokens=self.tokens[start:stop],
+            lengths=self.lengths[start:stop],
+            span_offsets=self.span_offsets[start : stop + 1] - lo,
+            span_start=self.span_start[lo:hi],
+            span_dataset=self.span_dataset[lo:hi],
+            span_row=self.span_row[lo:hi],
+            span_token=self.span_token[lo:hi],
+            loss=None if self.loss is None else self.loss[start:stop],
+            positions=None if self.positions is None else self.positions[start:stop],
+        )
+
+    def counted_positions(self) -> np.ndarray:
+        """How far each token is from the start of its span, or of the padding: int32[n, record_length]."""
+        n, length = self.tokens.shape
+        base = np.repeat(np.arange(n, dtype=np.int64) * length, np.diff(self.span_offsets))
+        # Padding, where there is any, is counted like a document.
+        short = np.flatnonzero(self.lengths < length)
+        flat = np.sort(np.concatenate([base + self.span_start, short * length + self.lengths[short]]))
+        counts = np.diff(flat, append=n * length)
+        positions = np.arange(n * length, dtype=np.int32) - np.repeat(flat.astype(np.int32), counts)
+        return positions.reshape(n, length)
+
+    def span_lengths(self) -> np.ndarray:
+        """Tokens of each span, int32[n_spans]."""
+        ends = np.empty_like(self.span_start)
+        if len(ends):
+            ends[:-1] = self.span_start[1:]
+            # The last span of a record ends where the record's real tokens end.
+            filled = np.flatnonzero(np.diff(self.span_offsets))
+            ends[self.span_offsets[filled + 1] - 1] = self.lengths[filled]
+        return ends - self.span_start
+
+    @staticmethod
+    def empty(record_length: int) -> RecordBlock:
+        """No records."""
+        return RecordBlock(
+            tokens=np.empty((0, record_length), dtype=np.uint32),
+            lengths=np.empty(0, dtype=np.int32),
+            span_offsets=np.zeros(1, dtype=np.int64),
+            span_start=np.empty(0, dtype=np.int32),
+            span_dataset=np.empty(0, dtype=np.int32),
+            span_row=np.empty(0, dtype=np.int64),
+            span_token=np.empty(0, dtype=np.int64),
+        )
+
+    @staticmethod
+    def filler(count: int, record_length: int, token: int) -> RecordBlock:
+        """`count` records without a real token, every place holding `token`."""
+        block = RecordBlock.empty(record_length)
+        block.tokens = np.full((count, record_length), token, dtype=np.uint32)
+        block.lengths = np.zeros(count, dtype=np.int32)
+        block.span_offsets = np.zeros(count + 1, dtype=np.int64)
+        return block
+
+    @staticmethod
+    def concat(blocks: Sequence[RecordBlock]) -> RecordBlock:
+        """All records of `blocks` in order. At least one block is needed."""
+        if len(blocks) == 1:
+            return blocks[0]
+        return RecordBlock(
+            tokens=np.concatenate([b.tokens for b in blocks]),
+            lengths=np.concatenate([b.lengths for b in blocks]),
+            span_offsets=_joined_offsets([b.span_offsets for b in blocks]),
+            span_start=np.concatenate([b.span_start for b in blocks]),
+            span_dataset=np.concatenate([b.span_dataset for b in blocks]),
+            span_row=np.concatenate([b.span_row for b in blocks]),
+            span_token=np.concatenate([b.span_token for b in blocks]),
+            loss=_joined(_losses(blocks)),
+            positions=_joined(_positions(blocks)),
+        )
+
+    @staticmethod
+    def arrange(blocks: Sequence[RecordBlock], order: np.ndarray) -> RecordBlock:
+        """The records of all `blocks`, numbered through, in the order of the permutation `order` int64[n].
+
+        Tokens, which are nearly all of the bytes, are copied once: from their block to their place.
+        """
+        place = np.empty(len(order), dtype=np.int64)
+        place[order] = np.arange(len(order), dtype=np.int64)
+        tokens = _scattered([b.tokens for b in blocks], place)
+        assert tokens is not None
+        items, span_offsets = ragged_take(_joined_offsets([b.span_offsets for b in blocks]), order)
+        return RecordBlock(
+            tokens=tokens,
+            lengths=np.concatenate([b.lengths for b in blocks])[order],
+            span_offsets=span_offsets,
+            span_start=np.concatenate([b.span_start for b in blocks])[items],
+            span_dataset=np.concatenate([b.span_dataset for b in blocks])[items],
+            span_row=np.concatenate([b.span_row for b in blocks])[items],
+            span_token=np.concatenate([b.span_token for b in blocks])[items],
+            loss=_scattered(_losses(blocks), place),
+            positions=_scattered(_positions(blocks), place),
+        )
+
+
+def _losses(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
+    """The loss masks of all blocks, or nothing where none has one."""
+    if all(b.loss is None for b in blocks):
+        return []
+    return [np.ones(b.tokens.shape, dtype=bool) if b.loss is None else b.loss for b in blocks]
+
+
+def _positions(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
+    """The positions of all blocks, or nothing where none has any."""
+    if all(b.positions is None for b in blocks):
+        return []
+    return [b.counted_positions() if b.positions is None else b.positions for b in blocks]
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | None:
+    return np.concatenate(parts) if parts else None
+
+
+def _scattered(parts: Sequence[np.ndarray], place: np.ndarray) -> np.ndarray | None:
+    """The rows of all parts, numbered through, row i at `place[i]`; None where there are no parts."""
+    if not parts:
+        return None
+    out = np.empty((len(place), parts[0].shape[1]), dtype=parts[0].dtype)
+    done = 0
+    for part in parts:
+        out[place[done : done + len(part)]] = part
+        done += len(part)
+    return out
+
+
+def _joined_offsets(offsets: Sequence[np.ndarray]) -> np.ndarray:
+    """Offsets of lists put end to end, from the offsets of each part (all starting at 0)."""
+    ends = np.cumsum([part[-1] for part in offsets])
+    return np.concatenate([offsets[0], *(part[1:] + end for part, end in zip(offsets[1:], ends[:-1], strict=True))])

@@ -1,0 +1,1 @@
+"""What a run is told: the data recipe, options and topology."""

@@ -1,0 +1,148 @@
+"""Lanes, data-parallel groups and step alignment: the one place with this arithmetic and its errors.
+
+Words used here:
+
+lane
+    One of L ordered streams of records, fixed for the life of a run (`canonical_replicas`).
+group
+    One data-parallel group: the ranks that must see the same data. G of them, each owning L/G neighbouring lanes.
+round
+    One record from every lane. A group emits one record per owned lane and round, in lane order.
+sequence number
+    `round * L + lane`: every record of the run has one, whatever the topology.
+step
+    B records (the global batch), that is B/L rounds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zephon.errors import TopologyError
+
+__all__ = ["MAX_AUTO_LANES", "Topology", "divisors", "resolve_lanes"]
+
+MAX_AUTO_LANES = 256
+MAX_LANES = 1 << 16
+
+
+def divisors(n: int) -> list[int]:
+    """All positive divisors of `n`, ascending."""
+    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    return small + [n // d for d in reversed(small) if d * d != n]
+
+
+def _positive(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise TopologyError(f"{name} is {value!r}; a whole number of at least 1 is needed.")
+    return int(value)
+
+
+def _nearest(value: int, candidates: list[int]) -> str:
+    """The candidates around `value`, for an error message."""
+    below = [c for c in candidates if c < value][-2:]
+    above = [c for c in candidates if c > value][:2]
+    return " or ".join(str(c) for c in below + above)
+
+
+def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp_degree: int) -> int:
+    """The number of lanes L of a run.
+
+    "auto" is the global batch size where that is at most 256, else its largest divisor up to 256. L never
+    depends on `dp_degree`: where "auto" has no global batch to go by, one group gets one lane, and several
+    groups are an error, since any guess would change the data with the number of groups.
+
+    Raises:
+        TopologyError: the value is not usable.
+    """
+    if canonical_replicas != "auto":
+        if isinstance(canonical_replicas, str):
+            raise TopologyError(
+                f'canonical_replicas is {canonical_replicas!r}; "auto" or a whole number of at least 1 is needed.'
+            )
+        return _positive("canonical_replicas", canonical_replicas)
+    if global_batch is not None:
+        batch = _positive("global_batch", global_batch)
+        return max(d for d in divisors(batch) if d <= MAX_AUTO_LANES)
+    if _positive("dp_degree", dp_degree) > 1:
+        raise TopologyError(
+            f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size "
+            "is given, and the data must not depend on the number of groups; set canonical_replicas to a number that "
+            f"every dp_degree you may use divides, for example {max(64, dp_degree)}."
+        )
+    return 1
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """Who owns which lanes, and how records are numbered.
+
+    Attributes:
+        lanes: L, the number of lanes of the run.
+        dp_degree: G, the number of data-parallel groups.
+        dp_group_id: this group, 0 to G - 1.
+        global_batch: B, records per optimizer step, or None where the caller does not count steps.
+    """
+
+    lanes: int = 1
+    dp_degree: int = 1
+    dp_group_id: int = 0
+    global_batch: int | None = None
+
+    def __post_init__(self) -> None:
+        lanes = _positive("canonical_replicas", self.lanes)
+        if lanes > MAX_LANES:
+            raise TopologyError(f"canonical_replicas is {lanes}; at most {MAX_LANES} lanes are possible.")
+        groups = _positive("dp_degree", self.dp_degree)
+        if isinstance(self.dp_group_id, bool) or not isinstance(self.dp_group_id, int | np.integer):
+            raise TopologyError(
+                f"dp_group_id is {self.dp_group_id!r}; a whole number from 0 to {groups - 1} is needed."
+            )
+        if not 0 <= self.dp_group_id < groups:
+            raise TopologyError(
+                f"dp_group_id is {self.dp_group_id}, but with dp_degree {groups} it must be from 0 to {groups - 1}."
+            )
+        if lanes % groups:
+            multiples = [groups * k for k in range(1, lanes // groups + 3)]
+            raise TopologyError(
+                f"{lanes} lanes (canonical_replicas) do not divide among {groups} data-parallel groups (dp_degree); "
+                f"with {lanes} lanes dp_degree can be {_nearest(groups, divisors(lanes))}, and with {groups} groups "
+                f"canonical_replicas can be {_nearest(lanes, multiples)}."
+            )
+        if self.global_batch is not None:
+            batch = _positive("global_batch", self.global_batch)
+            if batch % lanes:
+                multiples = [lanes * k for k in range(1, batch // lanes + 3)]
+                raise TopologyError(
+                    f"a global batch of {batch} records does not divide by {lanes} lanes (canonical_replicas); with "
+                    f"{lanes} lanes it can be {_nearest(batch, multiples)}, and with {batch} records "
+                    f"canonical_replicas can be {_nearest(lanes, divisors(batch))}."
+                )
+
+    @property
+    def width(self) -> int:
+        """Lanes owned by each group, which is the number of records a group emits per round."""
+        return self.lanes // self.dp_degree
+
+    @property
+    def owned(self) -> range:
+        """The lanes of this group."""
+        return range(self.dp_group_id * self.width, (self.dp_group_id + 1) * self.width)
+
+    @property
+    def rounds_per_step(self) -> int | None:
+        """B / L, or None where the global batch is unknown."""
+        return None if self.global_batch is None else self.global_batch // self.lanes
+
+    def rounds_of_lane(self, local_records: int, lane: int) -> int:
+        """How many of this group's first `local_records` records came from `lane` (an owned lane)."""
+        full, part = divmod(local_records, self.width)
+        return full + (1 if lane - self.owned.start < part else 0)
+
+    def sequence_numbers(self, start: int, count: int) -> np.ndarray:
+        """Sequence numbers int64[count] of this group's records `start` to `start + count`."""
+        local = np.arange(start, start + count, dtype=np.int64)
+        rounds, offset = np.divmod(local, self.width)
+        return rounds * self.lanes + self.owned.start + offset

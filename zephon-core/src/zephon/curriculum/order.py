@@ -1,0 +1,248 @@
+"""Order within a dataset: which row a lane reads next, as a pure function of lane and position.
+
+Indices used here, all in rows of one dataset with N rows:
+
+row
+    Place in the dataset: shards by name, rows as they stand. 0 to N - 1.
+virtual position
+    Place in the order of one epoch: segments (runs of neighbouring rows) permuted, rows inside a segment as they
+    stand. 0 to N - 1.
+lane position
+    How many rows of this dataset a lane has had before; runs on through the epochs.
+
+Each epoch's virtual positions are cut into L ranges, [floor(jN/L), floor((j+1)N/L)) for j = 0 .. L - 1, and lane l
+reads range (l + epoch) mod L. Because floor((j+L)N/L) = floor(jN/L) + N, the rows lane l has read before epoch e are
+floor((l+e)N/L) - floor(lN/L): a closed form, so any lane position of any epoch is found without a walk, also where a
+dataset has fewer rows than there are lanes. Each row is in exactly one range of each epoch, whatever L is.
+
+Within its range a lane shuffles rows inside blocks; a block covers neighbouring virtual positions, so only a few
+segments are open at a time. A small dataset of which a lane gets but a few rows per epoch is permuted as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+
+from zephon.curriculum.permute import derive_key, feistel, hash64, mix_key, mix_keys, shuffled_indices
+from zephon.data.catalog import Catalog
+
+__all__ = ["DatasetOrder", "OrderOptions", "segment_starts"]
+
+BLOCK_BYTES_PER_JOB = 32 << 20
+SMALL_DATASET_BYTES = 128 << 20
+_SMALL_SEGMENTS = 1024
+_SMALL_SEGMENTS_PER_LANE = 16
+_BLOCKS_KEPT_PER_LANE = 2
+# A chunk of a small dataset in a run of many lanes goes through many epochs, each with an order of its segments.
+_EPOCHS_KEPT = 64
+_TINY_ROWS_PER_LANE = 256
+_SEGMENTS_KEPT = 1 << 18
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class OrderOptions:
+    """How the rows of a dataset are ordered.
+
+    Attributes:
+        shuffle_shards: permute segments in every epoch; else they stay in catalog order.
+        shuffle_within_shard: shuffle rows inside blocks; else rows of a segment stay in order.
+        block_size: rows of a block over all lanes together (each lane gets its share), "auto" (32 MiB of data over
+            all lanes), "global" (one permutation of all rows) or "none".
+        reshuffle: a new order in every epoch.
+    """
+
+    shuffle_shards: bool = True
+    shuffle_within_shard: bool = True
+    block_size: int | Literal["auto", "global", "none"] = "auto"
+    reshuffle: bool = True
+
+
+def segment_starts(catalog: Catalog, lanes: int) -> np.ndarray:
+    """Where the segments of a dataset begin, int64[n_segments + 1], ending with the number of rows.
+
+    A segment is what the format reads in one go (a row group, a record batch, a run of lines; a whole shard where
+    the format has no random access). Small datasets, which fit the decode cache, are cut finer, down to single
+    rows, so that their order is well mixed at any number of lanes.
+    """
+    starts = catalog.row_starts
+    if catalog.sequential:
+        first_group = np.flatnonzero(np.diff(catalog.group_shard, prepend=-1))
+        starts = np.append(starts[first_group], catalog.rows)
+    starts = np.asarray(starts, dtype=np.int64)
+    if not (np.diff(starts) > 0).all():
+        starts = np.unique(starts)
+    if catalog.bytes > SMALL_DATASET_BYTES:
+        return starts
+    rows = max(1, catalog.rows // max(_SMALL_SEGMENTS, _SMALL_SEGMENTS_PER_LANE * lanes))
+    sizes = np.diff(starts)
+    pieces = -(-sizes // rows)
+    owner = np.repeat(np.arange(len(sizes)), pieces)
+    nth = np.arange(len(owner)) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    return np.append(starts[owner] + nth * rows, starts[-1])
+
+
+class _Kept:
+    """A small thread-safe least-recently-used memo. What it holds is recomputable and decides nothing."""
+
+    def __init__(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._items: OrderedDict[tuple[int, ...], np.ndarray | tuple[np.ndarray, np.ndarray]] = OrderedDict()
+        self._lock = Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Kept, (self._capacity,)
+
+    def get(self, key: tuple[int, ...], make: Callable[[], _T]) -> _T:
+        with self._lock:
+            if key in self._items:
+                self._items.move_to_end(key)
+                return self._items[key]  # type: ignore[return-value]
+        value = make()
+        with self._lock:
+            self._items[key] = value  # type: ignore[assignment]
+            while len(self._items) > self._capacity:
+                self._items.popitem(last=False)
+        return value
+
+
+class DatasetOrder:
+    """The order in which the lanes read one dataset.
+
+    Args:
+        name: the dataset's name, which with `seed` keys all its permutations.
+        catalog: its shards and rows.
+        lanes: L.
+        seed: seed of the run.
+        options: see `OrderOptions`.
+    """
+
+    def __init__(self, name: str, catalog: Catalog, *, lanes: int, seed: int, options: OrderOptions) -> None:
+        self.rows_total = int(catalog.rows)
+        self._lanes = lanes
+        self._key = derive_key("order", seed, name)
+        self._options = options
+        self._segments = segment_starts(catalog, lanes)
+        block = options.block_size if options.shuffle_within_shard else "none"
+        self._global = block == "global"
+        self._block_rows = 0  # no blocks
+        if block == "auto":
+            row_bytes = max(1, catalog.bytes // max(1, catalog.rows))
+            self._block_rows = max(1, BLOCK_BYTES_PER_JOB // lanes // row_bytes)
+        elif isinstance(block, int):
+            self._block_rows = max(1, block // lanes)
+        self._shuffled = options.shuffle_shards or block != "none"
+        # Going from epoch to epoch costs something each time, which is all there is where epochs are short.
+        small = catalog.bytes <= SMALL_DATASET_BYTES
+        self._tiny = small and self.rows_total < _TINY_ROWS_PER_LANE * lanes
+        self._epochs = _Kept(max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments))))
+        self._blocks = _Kept(_BLOCKS_KEPT_PER_LANE * lanes)
+
+    def rows_of_lane(self, lane: int, passes: int = 1) -> int:
+        """Rows that `lane` reads in the first `passes` epochs."""
+        return (lane + passes) * self.rows_total // self._lanes - lane * self.rows_total // self._lanes
+
+    def rows(self, lane: int, start: int, stop: int) -> np.ndarray:
+        """Row numbers int64[stop - start] at lane positions `start` to `stop`."""
+        if self._tiny:
+            return self._tiny_rows(lane, np.arange(start, stop, dtype=np.int64))
+        out = np.empty(stop - start, dtype=np.int64)
+        filled = 0
+        while filled < len(out):
+            epoch, low, high, offset = self._find(lane, start + filled)
+            count = min(len(out) - filled, high - low - offset)
+            out[filled : filled + count] = self._range_rows(lane, epoch, low, high, offset, offset + count)
+            filled += count
+        return out
+
+    def _tiny_rows(self, lane: int, position: np.ndarray) -> np.ndarray:
+        """`rows` where a lane has few rows of each epoch: all epochs at once, each permuted as a whole."""
+        n, lanes = self.rows_total, self._lanes
+        read = position + lane * n // lanes
+        x = ((read + 1) * lanes - 1) // n
+        virtual = read - x // lanes * n
+        if not self._shuffled:
+            return virtual
+        epoch = x - lane if self._options.reshuffle else np.zeros_like(x)
+        return feistel(hash64(self._key, epoch), n, virtual)
+
+    def epoch_of(self, lane: int, position: int) -> int:
+        """The epoch in which `lane` is at lane position `position`."""
+        return self._find(lane, position)[0]
+
+    def _find(self, lane: int, position: int) -> tuple[int, int, int, int]:
+        """Epoch, the lane's virtual range in it, and how far into that range a lane position lies."""
+        n, lanes = self.rows_total, self._lanes
+        before = lane * n // lanes
+        # The largest x with floor(x * n / lanes) <= position + before; x = lane + epoch.
+        x = ((position + before + 1) * lanes - 1) // n
+        reached = x * n // lanes
+        low = reached - (x // lanes) * n
+        high = low + (x + 1) * n // lanes - reached
+        return x - lane, low, high, position + before - reached
+
+    def _range_rows(self, lane: int, epoch: int, low: int, high: int, start: int, stop: int) -> np.ndarray:
+        """Rows at places `start` to `stop` of the lane's virtual range [low, high)."""
+        if self._global:
+            return feistel(self._epoch_key(epoch), self.rows_total, np.arange(low + start, low + stop, dtype=np.int64))
+        size = self._block_rows
+        if not size:
+            return self._run_of_rows(epoch, low + start, low + stop)
+        first, last = start // size, (stop - 1) // size
+        parts = [self._edge(lane, epoch, first, low, high)[start - first * size : stop - first * size]]
+        if last > first + 1:
+            parts.append(self._whole_blocks(epoch, low + (first + 1) * size, last - first - 1))
+        if last > first:
+            parts.append(self._edge(lane, epoch, last, low, high)[: stop - last * size])
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+    def _edge(self, lane: int, epoch: int, block: int, low: int, high: int) -> np.ndarray:
+        """The shuffled rows of one block of the range [low, high); kept, since the next chunk goes on in it."""
+        begin = low + block * self._block_rows
+        end = min(begin + self._block_rows, high)
+
+        def make() -> np.ndarray:
+            order = shuffled_indices(mix_key(self._epoch_key(epoch), 1, begin), end - begin)
+            return self._run_of_rows(epoch, begin, end)[order]
+
+        return self._blocks.get((lane, epoch, block), make)
+
+    def _whole_blocks(self, epoch: int, begin: int, count: int) -> np.ndarray:
+        """The shuffled rows of `count` full blocks from virtual position `begin` on, as `_edge` would give them."""
+        size = self._block_rows
+        key = mix_key(self._epoch_key(epoch), 1)
+        keys = mix_keys(key, begin + size * np.arange(count, dtype=np.int64))
+        hashes = hash64(keys[:, None], np.broadcast_to(np.arange(size, dtype=np.uint64), (count, size)))
+        rows = self._run_of_rows(epoch, begin, begin + count * size).reshape(count, size)
+        return np.take_along_axis(rows, np.argsort(hashes, axis=1), axis=1).reshape(-1)
+
+    def _run_of_rows(self, epoch: int, begin: int, end: int) -> np.ndarray:
+        """Rows at the virtual positions from `begin` to `end` of an epoch."""
+        if not self._options.shuffle_shards:
+            return np.arange(begin, end, dtype=np.int64)
+        first_rows, ends = self._segments_of(epoch)
+        low, high = np.searchsorted(ends, [begin, end - 1], side="right").tolist()
+        starts = np.concatenate([[begin], ends[low:high]])  # the parts of the run, one per segment that it touches
+        counts = np.diff(starts, append=end)
+        from_row = first_rows[low : high + 1].copy()
+        from_row[0] += begin - (ends[low - 1] if low else 0)
+        return np.repeat(from_row - starts, counts) + np.arange(begin, end, dtype=np.int64)
+
+    def _segments_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        """First rows and ends of the segments int64[n_segments] in the order of an epoch, ends in virtual positions."""
+
+        def make() -> tuple[np.ndarray, np.ndarray]:
+            order = shuffled_indices(mix_key(self._epoch_key(epoch), 2), len(self._segments) - 1)
+            return self._segments[order], np.cumsum(np.diff(self._segments)[order])
+
+        return self._epochs.get((epoch if self._options.reshuffle else 0,), make)
+
+    def _epoch_key(self, epoch: int) -> int:
+        return mix_key(self._key, epoch if self._options.reshuffle else 0)

@@ -1,0 +1,275 @@
+"""A named collection of documents, on storage or in memory, that is not open yet."""
+
+import os
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from zephon.columns.damage import Damaged, LostShard
+from zephon.data.cache import DecodeCache
+from zephon.data.catalog import Catalog, scan_shards
+from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere, template_of
+from zephon.data.formats import format_named, select_format
+from zephon.data.formats.base import Format
+from zephon.data.job_listing import job_listing
+from zephon.data.memory import open_table
+from zephon.data.reader import OpenDataset, ShardFiles
+from zephon.data.spans import Spans
+from zephon.data.storage import Listing, is_remote, list_files, local_path
+from zephon.data.stores.base import shown
+from zephon.errors import DataError, RecipeError
+
+__all__ = ["Dataset"]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
+
+    fmt: a name of `zephon.data.formats.FORMATS`; None finds it from the file names. text_field: the column that holds
+    the documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None
+    leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record where packing asks for
+    homogeneous ones.
+    """
+
+    name: str
+    path: str | None = None
+    fmt: str | None = None
+    text_field: str | None = None
+    table: pa.Table | None = field(default=None, repr=False, compare=False)
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise RecipeError(f"a dataset is named {self.name!r}, but a name must be a text that is not empty")
+        if (self.path is None) == (self.table is None):
+            raise RecipeError(
+                f"dataset '{self.name}' needs a path or a table, not both or neither; use from_path or from_dict"
+            )
+        if self.fmt is not None and not isinstance(self.fmt, str):
+            raise RecipeError(f"the format of dataset '{self.name}' is {self.fmt!r}, but must be a name or None")
+        if self.fmt is not None:
+            format_named(self.fmt)
+        if self.text_field is not None and (not isinstance(self.text_field, str) or not self.text_field):
+            raise RecipeError(f"text_field of dataset '{self.name}' is {self.text_field!r}, but must name a column")
+        if self.group is not None and (not isinstance(self.group, str) or not self.group.strip()):
+            raise RecipeError(f"the group of dataset '{self.name}' is {self.group!r}, but must be a name or None")
+        if self.text_field is not None:
+            template_of(self.text_field)  # refuses one that cannot be read
+
+    @classmethod
+    def from_path(
+        cls,
+        name: str,
+        path: str | os.PathLike[str],
+        fmt: str | None = None,
+        text_field: str | None = None,
+        *,
+        group: str | None = None,
+    ) -> "Dataset":
+        """A file, a folder with all files below it, or a glob, here or in a store (``s3://``, ``hf://``, ...).
+
+        Shards are sorted by their path relative to the folder. Names that start with ``.`` or ``_`` are skipped.
+
+        Raises:
+            RecipeError: a name, path or format that cannot be meant. What is at the path is looked at by `open`.
+        """
+        if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
+            raise RecipeError(f"the path of dataset '{name}' is {path!r}, but must be a file, a folder or a glob")
+        return cls(name, os.fspath(path), fmt, text_field, group=group)
+
+    @classmethod
+    def from_dict(
+        cls,
+        name: str,
+        columns: Mapping[str, Sequence[Any]],
+        text_field: str | None = None,
+        *,
+        group: str | None = None,
+    ) -> "Dataset":
+        """Documents in memory, ``{"text": ["one", "two"]}``; all columns have the same length."""
+        if isinstance(columns, Mapping):
+            for column, values in columns.items():
+                if isinstance(values, str | bytes):
+                    raise DataError(f"column '{column}' of dataset '{name}' is one text, but must be a list of them")
+        try:
+            table = pa.table(dict(columns))
+        except (pa.ArrowException, ValueError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise DataError(
+                f"the columns of dataset '{name}' make no table ({reason}); give lists of equal length, one type each"
+            ) from error
+        return cls.from_table(name, table, text_field, group=group)
+
+    @classmethod
+    def from_table(
+        cls, name: str, table: pa.Table, text_field: str | None = None, *, group: str | None = None
+    ) -> "Dataset":
+        """An Arrow table in memory."""
+        if not isinstance(table, pa.Table):
+            raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
+        return cls(name, None, None, text_field, table, group)
+
+    def columns(self, index_dir: Path | None = None, *, skips: bool = False) -> dict[str, str | None]:
+        """The columns of the first file, by name, before anything is opened.
+
+        JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
+        text, for what is nested or mixed), by the first rows of the first file. Elsewhere it is None.
+
+        Args:
+            index_dir: as for `open`; ranks of a job list a store once with it.
+            skips: pass over what is damaged: bad rows, and files of which nothing can be read.
+
+        Raises:
+            DataError: nothing at the path, or a damaged file.
+        """
+        if self.table is not None:
+            return dict.fromkeys(self.table.column_names)
+        with self._listed(index_dir) as (found, path):
+            fmt, listing = select_format(found, self.fmt, path)
+        first: Damaged | None = None
+        for number in range(len(listing.names)):
+            try:
+                return fmt.columns_of(listing.file(number))
+            except Damaged as error:
+                if not skips:
+                    raise
+                rest: dict[str, str | None] = error.rest() if error.rest is not None else {}
+                if rest:
+                    return rest
+                first = first or error
+        raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
+
+    @contextmanager
+    def _listed(self, index_dir: Path | None) -> Iterator[tuple[Listing, str]]:
+        """The files, and what messages call them; inside, other ranks of the job that want to list a store wait."""
+        assert self.path is not None
+        if is_remote(self.path):
+            with job_listing(self.path, index_dir) as found:
+                yield found, shown(self.path)
+        else:
+            yield list_files(self.path), os.path.abspath(local_path(self.path))
+
+    def open(
+        self,
+        columns: Sequence[str],
+        *,
+        size_column: str,
+        cache: DecodeCache,
+        index_dir: Path | None = None,
+        is_text: bool = True,
+        optional: Collection[str] = (),
+        spans: Spans | None = None,
+        skips: bool = False,
+    ) -> OpenDataset:
+        """The catalog, scanned or from the sidecar index, and a reader of `columns`.
+
+        Args:
+            columns: columns to read, paths and templates included; nothing else is decoded. One that some files lack is
+                null there; its type is the one that holds those of all files.
+            size_column: the column that holds the documents: its bytes are the sizes of the catalog, and unless
+                `is_text` is False it must be text (any string type, or binary that holds UTF-8).
+            cache: shared by all datasets of the process.
+            index_dir: folder of the sidecar indexes; None scans anew.
+            optional: those of `columns` that may be missing in files of JSON lines, where they are null then.
+            spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
+            skips: damaged files count as files without rows and are told in `OpenDataset.lost`; damaged rows are marked
+                when read, see `zephon.columns.damage`.
+
+        Raises:
+            DataError: nothing at the path, no rows, mixed formats, a column that is missing or no text, a damaged
+                file, a store that is unknown or cannot be reached.
+            RecipeError: no columns.
+        """
+        columns = list(dict.fromkeys(columns))
+        if not columns:
+            raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
+        if self.table is not None:
+            return open_table(self.name, self.table, columns, size_column, is_text)
+        lost: list[LostShard] | None = [] if skips else None
+        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
+        for column in columns:
+            if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
+                _require(column, existing, path)
+        if existing and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
+            require_somewhere(size_column, list(existing), path)
+        catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
+        if listing.sources is not None:
+            spans = spans or Spans(None)
+            sizes = catalog.shard_sizes if catalog.sequential else catalog.group_length
+            spans.require(self.name, int(sizes.max()))
+        plain = is_text and columns == [size_column] and template_of(size_column) is None
+        kinds = None if plain else existing
+        files = ShardFiles(
+            listing, fmt, catalog, columns, size_column, spans, is_text=is_text, kinds=kinds, skips=skips
+        )
+        return OpenDataset(catalog, files, cache, sorted(lost or ()))
+
+    def scan(
+        self,
+        size_column: str,
+        *,
+        index_dir: Path | None,
+        is_text: bool = True,
+        threads: int | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+        lost: list[LostShard] | None = None,
+    ) -> Catalog:
+        """The catalog alone; leaves the sidecar index in `index_dir`, so that `open` need not scan.
+
+        What an earlier, interrupted scan has found is not looked for again.
+
+        Args:
+            size_column, index_dir, is_text: as for `open`.
+            threads: how many files are scanned at a time.
+            progress: called with files done, files, bytes of files done, bytes, from the calling thread.
+            lost: where damaged files are told, which then end nothing.
+
+        Raises:
+            DataError: as `open`.
+        """
+        if self.table is not None:
+            raise RecipeError(f"dataset '{self.name}' is in memory, and only files have an index")
+        fmt, listing, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress, lost)
+        return Catalog.from_shards(self.name, fmt, shards, listing.pin)
+
+    def _scanned(
+        self,
+        size_column: str,
+        index_dir: Path | None,
+        is_text: bool,
+        threads: int | None = None,
+        progress: Callable[[int, int, int, int], None] | None = None,
+        lost: list[LostShard] | None = None,
+        spans: Spans | None = None,
+    ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
+        """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
+        assert self.path is not None
+        with self._listed(index_dir) as (found, path):
+            fmt, listing = select_format(found, self.fmt, path, spans)
+            files = size = 0
+            total = int(listing.sizes.sum())
+
+            def add(more_files: int, more_bytes: int) -> None:
+                nonlocal files, size
+                files, size = files + more_files, size + more_bytes
+                if progress is not None:
+                    progress(files, len(listing.names), size, total)
+
+            known_as = self.path if is_remote(self.path) else path
+            shards, existing = scan_shards(
+                listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add, lost=lost
+            )
+        _require(size_column, existing, path)
+        return fmt, listing, shards, existing, path
+
+
+def _require(column: str, existing: Mapping[str, str | None], path: str) -> None:
+    """Refuses a column, or a template with a part, that no file has; where nothing is known, nothing is refused."""
+    for part in physical_columns([column]) if existing else ():
+        if not has_column(part, existing):
+            raise missing_column(part, list(existing), path)

@@ -1,0 +1,259 @@
+"""What a file format owes the rest of `zephon.io`: the protocol, and the plain data that crosses it."""
+
+import importlib
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from zephon.columns.arrow import int64_array
+from zephon.columns.damage import Damaged, is_damage
+from zephon.data.storage import StoredFile
+from zephon.errors import DataError, ZephonError
+
+__all__ = [
+    "RUN_BYTES",
+    "TOKENS",
+    "Format",
+    "Group",
+    "ShardReader",
+    "ShardScan",
+    "corrupt_data_errors",
+    "library",
+    "read_exactly",
+    "run_bounds",
+    "sample_digest",
+    "token_lists",
+]
+
+# Formats that know single rows make groups of neighbouring rows of about so many bytes, and so many rows at most.
+RUN_BYTES = 1 << 20
+_RUN_ROWS = 1 << 16
+_SAMPLE_BYTES = 4096
+# The column of formats that hold token ids and nothing else.
+TOKENS = "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Where one group lies in its shard. `offset` and `length` mean what the format's own scan made them mean."""
+
+    offset: int
+    length: int
+    rows: int
+    first_row: int  # in the shard, for error messages
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardScan:
+    """What a scan finds in one shard; the arrays are int64[n_groups], groups without rows are left out.
+
+    digest: hex, changes when the content does as far as the format can tell without decoding.
+    columns: top-level column names (JSON lines: the keys of the first rows).
+    types: of each column, Arrow's name of the type that it is read as, or "" where that has no name. JSON lines: what
+        the first rows hold.
+    group_bytes: uncompressed bytes of the size column, approximate.
+    """
+
+    digest: str
+    columns: tuple[str, ...]
+    group_rows: npt.NDArray[np.int64]
+    group_bytes: npt.NDArray[np.int64]
+    group_offset: npt.NDArray[np.int64]
+    group_length: npt.NDArray[np.int64]
+    types: tuple[str, ...] = ()
+
+    @classmethod
+    def of(
+        cls,
+        digest: str,
+        columns: pa.Schema | Mapping[str, str],
+        groups: Sequence[tuple[int, int, int, int]] | npt.NDArray[np.int64],
+    ) -> "ShardScan":
+        """From the columns with their types, and (rows, bytes, offset, length) per group."""
+        table = np.array(groups, np.int64).reshape(-1, 4)
+        table = np.ascontiguousarray(table[table[:, 0] > 0].T)
+        if isinstance(columns, pa.Schema):
+            names, kinds = tuple(columns.names), tuple(_type_name(kind) for kind in columns.types)
+        else:
+            names, kinds = tuple(columns), tuple(columns.values())
+        return cls(digest, names, table[0], table[1], table[2], table[3], kinds)
+
+
+class ShardReader(Protocol):
+    """Decodes the groups of one shard. Many threads call `read` at once, each for a group of its own."""
+
+    def read(self, group: Group) -> pa.Table:
+        """The wanted columns, in order, exactly `group.rows` rows, one chunk per column, checked to be sound.
+
+        Text is `large_string`. Raises `DataError` naming file and row; `FileChanged` when the file was replaced.
+        """
+        ...
+
+    # A reader that knows beforehand which bytes it will fetch for a group also has
+    # `ranges(group) -> list[(start, length)]`, so that they can be read ahead from a store.
+
+    def close(self) -> None:
+        """Lets go of files that are held open, if any; a later `read` may open them again."""
+        ...
+
+
+class Format(Protocol):
+    """One file format. Stateless; `scan` and `open` raise `DataError` for files that are not sound."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """File name endings, lower case, with the dot."""
+        ...
+
+    def is_sequential(self, name: str) -> bool:
+        """Whether a file of this name can only be read from its start."""
+        ...
+
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
+        """Finds the groups, reading as little of the file as the format allows.
+
+        `size_column` holds the documents; `is_text` says that they must be text.
+        """
+        ...
+
+    def columns_of(self, file: StoredFile) -> dict[str, str | None]:
+        """The top-level columns of a file, and for formats that have no types of their own what to read each as."""
+        ...
+
+    def open(
+        self,
+        file: StoredFile,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> ShardReader:
+        """A reader of `columns`; `text_column`, one of them or None, must hold text.
+
+        `kinds` are those that `columns_of` found in the first file of the dataset.
+        """
+        ...
+
+
+def _type_name(kind: pa.DataType) -> str:
+    """The name of the type that `sound_table` makes of a column, "" for types that are not found by their name."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _type_name(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return _type_name(kind.value_type)
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return "large_string"
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return "large_binary"
+    name = str(kind)
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or name in ("bool", "null"):
+        return name
+    return ""
+
+
+@contextmanager
+def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator[None]:
+    """Turns whatever a decoding library raises over a damaged file into one `DataError` that names the file.
+
+    Damaged bytes make libraries raise almost anything (Arrow errors, OSError, KeyError, OverflowError), hence the
+    broad net; it is cast only around calls that decode foreign bytes. It is a `Damaged` unless the machine failed.
+    """
+    try:
+        yield
+    except ZephonError:
+        raise
+    except Exception as error:
+        lines = str(error).splitlines()
+        reason = " ".join((lines[0] if lines else type(error).__name__).split()).rstrip(". ")
+        kind = Damaged if is_damage(error) else DataError
+        raise kind(
+            f"'{file.path}'{where} cannot be read as {fmt} ({reason}): the file is truncated, damaged or of another "
+            "format, so restore it or leave it out"
+        ) from error
+
+
+def run_bounds(sizes: npt.NDArray[np.int64], run_bytes: int = 0) -> npt.NDArray[np.int64]:
+    """int64[n_runs + 1]: rows of `sizes` bytes, int64[n_rows], cut into runs of at most `run_bytes`.
+
+    A row that is larger is a run of its own. The default is `RUN_BYTES`.
+    """
+    run_bytes = run_bytes or RUN_BYTES
+    ends = np.cumsum(sizes, dtype=np.int64)
+    bounds, first, before = [0], 0, 0
+    while first < len(sizes):
+        last = int(np.searchsorted(ends, before + run_bytes, side="right"))
+        first = min(max(last, first + 1), first + _RUN_ROWS)
+        before = int(ends[first - 1])
+        bounds.append(first)
+    return np.array(bounds, np.int64)
+
+
+def read_exactly(handle: Any, offset: int, length: int, size: int) -> bytes:
+    """`length` bytes at `offset` of a file of `size` bytes; ValueError where it has not so many."""
+    # Asked before anything is allocated: lengths come from files, which may be damaged.
+    if offset < 0 or length < 0 or offset + length > size:
+        raise ValueError(f"bytes {offset} to {offset + length} are wanted, and it has {size}")
+    data: bytes = handle.read_at(length, offset)
+    if len(data) != length:
+        raise ValueError(f"it ends at byte {offset + len(data)}, not {size}")
+    return data
+
+
+def sample_digest(handle: Any, size: int, blocks: int) -> bytes:
+    """Some of a file's content, for a digest that need not read it all: `blocks` evenly spread pieces, one at its end.
+
+    So a file whose content is exchanged for other content of the same layout is nearly always told apart.
+    """
+    last = max(size - _SAMPLE_BYTES, 0)
+    places = sorted({last * n // blocks for n in range(1, blocks + 1)})
+    return b"".join(read_exactly(handle, at, min(_SAMPLE_BYTES, size - at), size) for at in places)
+
+
+def token_lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> pa.LargeListArray:
+    """large_list<uint32>[n_rows] of token ids, `values` integers[sum of lengths] cut by `lengths` int64[n_rows].
+
+    Raises:
+        ValueError: an id that no tokenizer has: below 0 or from 2**32 on.
+    """
+    if values.dtype.kind == "i" or values.dtype.itemsize > 4:
+        wrong = np.flatnonzero((values < 0) | (values > 0xFFFFFFFF)) if len(values) else values
+        if len(wrong):
+            ends = np.cumsum(lengths)
+            row = int(np.searchsorted(ends, wrong[0], side="right"))
+            raise ValueError(f"row {row} of the group holds {values[wrong[0]]}, and token ids are 0 to 2**32 - 1")
+    values = np.ascontiguousarray(values, np.uint32)
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    ids = pa.Array.from_buffers(pa.uint32(), len(values), [None, pa.py_buffer(values)])
+    return pa.LargeListArray.from_arrays(int64_array(offsets), ids)
+
+
+@contextmanager
+def library(module: str, extra: str, path: str) -> Iterator[Any]:
+    """The library that reads a format, for use inside `corrupt_data_errors`.
+
+    A panic of one that is written in Rust, which is no `Exception`, comes out as a ValueError.
+
+    Raises:
+        DataError: it is not installed.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        raise DataError(
+            f"'{path}' is read with the library {extra} of the same project, which is missing or does not work here "
+            f"({str(error)[:100]}); install it with: pip install 'zephon-core[{extra}]'"
+        ) from error
+    try:
+        yield found
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise ValueError(f"its library gave up: {str(error)[:200]}") from error
+        raise

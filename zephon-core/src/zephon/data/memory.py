@@ -1,0 +1,105 @@
+"""Datasets that are in memory already, behind the same interface: one shard, groups of a few thousand rows."""
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+
+from zephon.columns.arrow import byte_lengths, int64_array, string_array
+from zephon.data.cache import DecodeCache
+from zephon.data.catalog import Catalog
+from zephon.data.columns import check_columns, require_somewhere, sound_table, with_paths
+from zephon.data.formats.base import Group
+from zephon.data.reader import OpenDataset
+from zephon.errors import DataError
+
+__all__ = ["open_table"]
+
+_GROUP_ROWS = 4096
+
+
+class _MemoryDataset(OpenDataset):
+    """An `OpenDataset` whose groups are slices: nothing to decode, so nothing to cache."""
+
+    def __init__(self, catalog: Catalog, table: pa.Table) -> None:
+        super().__init__(catalog, _Slices(table), DecodeCache(0))
+        self._table = table
+
+    def prefetch(self, group: int) -> None:
+        pass
+
+    def announce(self, rows: np.ndarray) -> None:
+        pass
+
+    def take(self, rows: np.ndarray) -> pa.Table:
+        rows = np.asarray(rows, np.int64)
+        self.catalog.groups_at(rows)  # refuses ids that are out of range
+        return self._table.take(int64_array(rows))
+
+
+class _Slices:
+    remote = False
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+
+    def read(self, shard: int, group: Group) -> pa.Table:
+        return self._table.slice(group.offset, group.rows)
+
+    def announce(self, shard: int, group: Group) -> bool:
+        return True
+
+    def row_bytes(self, shard: int) -> float:
+        return self._table.nbytes / max(1, self._table.num_rows)
+
+    def close(self) -> None:
+        pass
+
+
+def open_table(
+    name: str, table: pa.Table, columns: Sequence[str], size_column: str, is_text: bool = True
+) -> OpenDataset:
+    """`table` as a dataset of one shard, "memory", whose digest is that of the values of `columns`.
+
+    Raises:
+        DataError: no rows, a column that is missing or no text, invalid UTF-8.
+    """
+    label = f"dataset {name} (in memory)"
+    text_column = size_column if is_text else None
+    check_columns(table.schema, list(dict.fromkeys([*columns, size_column])), text_column, label)
+    for column in dict.fromkeys([*columns, size_column]):
+        require_somewhere(column, with_paths(table.schema, column).names, label)
+    if not table.num_rows:
+        raise DataError(f"dataset '{name}' in memory has no rows; a dataset needs at least one document")
+    needed = list(dict.fromkeys([*columns, size_column]))
+    sound = sound_table(table, needed, text_column, label, 0)
+    offsets = np.arange(0, table.num_rows, _GROUP_ROWS, dtype=np.int64)
+    rows = np.minimum(_GROUP_ROWS, table.num_rows - offsets)
+    lengths = byte_lengths(sound[size_column])
+    sizes = np.add.reduceat(lengths, offsets).astype(np.int64)
+    kept = sound.select(list(columns))
+    catalog = Catalog(
+        name=name,
+        fmt="memory",
+        shard_names=string_array(["memory"]),
+        shard_sizes=np.array([sizes.sum()], np.int64),
+        shard_digests=string_array([_digest(kept)]),
+        group_shard=np.zeros(len(offsets), np.int32),
+        group_rows=rows,
+        group_bytes=sizes,
+        group_offset=offsets,
+        group_length=rows,
+        sequential=False,
+    )
+    return _MemoryDataset(catalog, kept)
+
+
+def _digest(table: pa.Table) -> str:
+    """Of the values, however they lie in memory: `take` writes every buffer afresh, nulls and offsets included."""
+    digest = hashlib.sha256()
+    everything = int64_array(np.arange(table.num_rows))
+    with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema.remove_metadata()) as writer:
+        writer.write_table(table.take(everything).combine_chunks())
+    digest.update(sink.getvalue())
+    return digest.hexdigest()[:32]

@@ -1,0 +1,1 @@
+"""One run: compiled from its description, streamed, saved and accounted for."""
