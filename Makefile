@@ -1,12 +1,15 @@
 # The two commands of the README, and what is needed while working. Each sets up first; where nothing changed, that
 # takes no time.
-.PHONY: demo test lint format bench setup clean
+.PHONY: demo test test-all lint format bench setup clean
 
 demo: setup
 	@.venv/bin/zephon demo
 
 test:
 	@scripts/test
+
+test-all:
+	@scripts/test --numprocesses=2 --dist=worksteal -m ""
 
 lint: setup
 	@scripts/lint

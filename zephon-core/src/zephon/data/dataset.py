@@ -32,8 +32,8 @@ class Dataset:
 
     fmt: a name of `zephon.data.formats.FORMATS`; None finds it from the file names. text_field: the column that holds
     the documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None
-    leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record where packing asks for
-    homogeneous ones.
+    leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record where packing
+    asks for homogeneous ones.
     """
 
     name: str
