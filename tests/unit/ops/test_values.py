@@ -343,7 +343,7 @@ class TestTheCheckBeforeTheRun:
 
     def test_columns_made_of_another_type_are_refused_before_the_run(self, tiny_tokenizer):
         pipeline = Pipeline(source_of(numbered())).map_transform(lambda row: {"text": row["number"]})
-        expected = r'dataset "web", after its operators: tokenize: column "text" holds int64; text is needed'
+        expected = r'dataset "web", after its operators: tokenize: column "text" holds int64; expected text'
         with pytest.raises(PipelineError, match=expected):
             _ = finished(pipeline, tiny_tokenizer).compiled
 

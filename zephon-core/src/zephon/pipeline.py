@@ -336,7 +336,14 @@ class Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(
             Tokenize(
-                tokenizer_id, field, special_tokens, backend, parallelism, max_length, split_long_samples, datasets
+                tokenizer_id,
+                field,
+                special_tokens=special_tokens,
+                backend=backend,
+                parallelism=parallelism,
+                max_length=max_length,
+                split_long_samples=split_long_samples,
+                datasets=datasets,
             )
         )
 

@@ -6,6 +6,7 @@ from zephon.ops.bins import BinPacker
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.checks import Finding, check_operators
 from zephon.ops.documents import DocumentWorker, Emitted, Encoder
+from zephon.ops.encode import add_special_tokens
 from zephon.ops.expression import Expression
 from zephon.ops.mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
 from zephon.ops.needs import Needs, columns_needed
@@ -25,7 +26,7 @@ from zephon.ops.rows import (
 )
 from zephon.ops.shuffle import Passer, Shuffle, Shuffler
 from zephon.ops.stateful import Stateful, StatefulStage, StatefulTransform, Window
-from zephon.ops.tokenize import Tokenize, add_special_tokens
+from zephon.ops.tokenize import Tokenize
 
 __all__ = [
     "AddOp",

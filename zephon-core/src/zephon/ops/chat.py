@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from zephon.config.options import check_workers
 from zephon.errors import PipelineError
+from zephon.ops.encode import EncodeOptions, check_column_name
 from zephon.ops.rows import check_names, check_runner
-from zephon.ops.tokenize import check_limit
 from zephon.tokenizer.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -20,12 +19,11 @@ __all__ = ["TokenizeChat"]
 
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
-_THOUGHTS = ("<think>", "</think>")
 LOSSES = ("assistant", "last_assistant", "all")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeChat:
+@dataclass(frozen=True)
+class TokenizeChat(EncodeOptions):
     """Turn conversations into tokens by a Hugging Face chat template.
 
     The ids are those of `apply_chat_template` in transformers, but for one thing: what a conversation says never
@@ -36,21 +34,17 @@ class TokenizeChat:
         field: the column of conversations, or of prompts where there is a `response`; "auto" finds messages,
             conversations or conversation, and then prompt with completion or response, or instruction with output or
             response.
-        response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
-        input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
-        tools: the column of tools; "auto" takes `tools` where it is there, None no column.
+        tools: the column of tools; "auto" takes `tools` where it exists, None no column.
         chat_template: the template itself, or the path of a file with one (a name that ends in .jinja, .jinja2 or
             .j2).
         loss: what is trained on: "assistant" (every turn of the assistant, end-of-turn token included),
             "last_assistant" (the last of them alone) or "all" (every token). Templates with {% generation %} say
-            themselves what the assistant's words are; for others it is what a prefix of the conversation, rendered with
-            the generation prompt, does not contain yet.
+            themselves what the assistant's words are; for others see `zephon.ops.chat_turns`.
+        date: the day that templates take for today ("2024-07-26"); without it they do not learn the date.
+        response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
+        input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
         assistant_tokens: special tokens that content and thoughts of the assistant may spell, as far as the tokenizer
             has them, or "all"; an empty list for none.
-        date: the day that templates take for today ("2024-07-26"); without it they do not learn the date.
-        special_tokens: tokens to add round the conversation; "auto" and "none" leave that to the template.
-        backend, parallelism, max_length, split_long_samples: as in `Tokenize`.
-        datasets: names of the datasets with conversations, or None for all.
         runner: where conversations are rendered and encoded; see `RowOperator`. Templates hold the interpreter lock, so
             processes are what makes them run side by side.
     """
@@ -62,46 +56,32 @@ class TokenizeChat:
     chat_template: str | os.PathLike[str] | None = None
     loss: str = "assistant"
     date: str | None = None
-    special_tokens: str = "auto"
-    backend: str = "auto"
-    parallelism: int | None = None
-    max_length: int | None = None
-    split_long_samples: bool = False
-    datasets: Sequence[str] | None = None
     response: str | None = "auto"
     input: str | None = "auto"
-    assistant_tokens: Sequence[str] | str = _THOUGHTS
+    assistant_tokens: Sequence[str] | str = ("<think>", "</think>")
     runner: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.field, str) or not self.field:
-            raise PipelineError(f"tokenize_chat field is {self.field!r}; the name of a column is needed.")
-        for key in ("tools", "response", "input"):
-            name = getattr(self, key)
-            if name is not None and (not isinstance(name, str) or not name):
-                raise PipelineError(f"tokenize_chat {key} is {name!r}; the name of a column, or None, is needed.")
+        for key in ("field", "tools", "response", "input"):
+            check_column_name("tokenize_chat", key, getattr(self, key), required=key == "field")
         if self.field == "auto" and self.response not in (None, "auto"):
             raise PipelineError(
-                f"tokenize_chat response names column {self.response!r}; name that of the prompts in field too."
+                f"tokenize_chat response names column {self.response!r}; name the column of prompts in field too."
             )
         if self.assistant_tokens != "all":
-            names = (
-                check_names("tokenize_chat", "assistant_tokens", self.assistant_tokens) if self.assistant_tokens else ()
-            )
-            object.__setattr__(self, "assistant_tokens", names)
+            names = self.assistant_tokens and check_names("tokenize_chat", "assistant_tokens", self.assistant_tokens)
+            object.__setattr__(self, "assistant_tokens", names or ())
         if self.loss not in LOSSES:
-            raise PipelineError(f"tokenize_chat loss is {self.loss!r}; one of {', '.join(LOSSES)} is needed.")
+            raise PipelineError(f"tokenize_chat loss is {self.loss!r}; expected one of {', '.join(LOSSES)}.")
         if self.chat_template is not None and not isinstance(self.chat_template, str | os.PathLike):
-            raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; a template or path is needed.")
-        check_workers("tokenize_chat", self.parallelism)
-        check_limit("tokenize_chat", self.max_length, self.split_long_samples)
+            raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; expected a template or path.")
         check_runner("tokenize_chat", self.runner)
-        object.__setattr__(self, "datasets", check_names("tokenize_chat", "datasets", self.datasets))
+        super().__post_init__()
 
     @property
     def extra_columns(self) -> tuple[str, ...]:
-        """Columns it needs besides `field`."""
-        return (self.response,) if self.response not in (None, "auto") else ()
+        """The column of answers."""
+        return () if self.response in (None, "auto") else (self.response,)
 
     @property
     def tools_column(self) -> str | None:
@@ -117,26 +97,30 @@ class TokenizeChat:
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Columns it reads where they are there."""
+        """Columns of tools and of input."""
         return tuple(name for name in (self.tools_column, self.input_column) if name)
 
     def resolved(self, present: Sequence[str], dataset: str) -> TokenizeChat:
-        """The same with the columns found among those of a dataset."""
+        """The same with the columns found among those of a dataset.
+
+        Raises:
+            PipelineError: a column that is named is missing.
+        """
         for key in ("tools", "input"):
             name = getattr(self, key)
             if name not in (None, "auto", *present):
                 raise PipelineError(
-                    f'dataset "{dataset}": tokenize_chat {key} names column "{name}", which is not there; there are '
+                    f'dataset "{dataset}": tokenize_chat {key} names column "{name}", which is missing; there are '
                     f"{', '.join(present)}."
                 )
         if self.field != "auto":
             return replace(self, response=None) if self.response == "auto" else self
-        found = [name for name in _FIELDS if name in present]
+        fields = [name for name in _FIELDS if name in present]
         pairs = [pair for pair in _PAIRS if pair[0] in present and pair[1] in present]
-        if pairs and not found and self.response == "auto":
+        if pairs and not fields and self.response == "auto":
             return replace(self, field=pairs[0][0], response=pairs[0][1])
-        # A map of the user's may make it yet.
-        return replace(self, field=found[0] if found else _FIELDS[0], response=None)
+        # Where none is there, a map of the user's may make it yet.
+        return replace(self, field=fields[0] if fields else _FIELDS[0], response=None)
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> ChatEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
@@ -146,8 +130,7 @@ class TokenizeChat:
 
     def identity(self) -> str:
         """What decides the tokens besides tokenizer, template and special tokens, for fingerprints."""
-        limit = f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
         return (
             f"chat {self.datasets or 'all'} {self.field} {self.response} {self.input} {self.tools} loss={self.loss} "
-            f"assistant_tokens={self.assistant_tokens} date={self.date}{limit}"
+            f"assistant_tokens={self.assistant_tokens} date={self.date}{self.limit_identity}"
         )
