@@ -18,7 +18,7 @@ from zephon.data.formats.base import Format
 from zephon.data.job_listing import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
-from zephon.data.spans import Spans
+from zephon.data.fetch import Spans
 from zephon.data.storage import Listing, is_remote, list_files, local_path
 from zephon.data.stores.base import shown
 from zephon.errors import DataError, RecipeError

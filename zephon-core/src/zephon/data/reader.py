@@ -16,7 +16,7 @@ from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
 from zephon.data.columns import as_types
 from zephon.data.formats.base import Format, Group, ShardReader
-from zephon.data.spans import Spans
+from zephon.data.fetch import Spans
 from zephon.data.storage import FileChanged, Listing, StoredFile
 from zephon.data.stores.base import Unavailable
 from zephon.errors import DataError

@@ -23,7 +23,7 @@ from zephon.data.formats.parquet import Parquet
 from zephon.data.formats.text import PlainText
 from zephon.data.formats.vortex import Vortex
 from zephon.data.formats.webdataset import WebDataset
-from zephon.data.spans import Spans
+from zephon.data.fetch import Spans
 from zephon.data.storage import Listing
 from zephon.errors import DataError, RecipeError
 
