@@ -9,7 +9,7 @@ from examples.corpus import build_demo
 from support import step_digests
 from zephon import Pipeline
 from zephon.config.recipe import DataRecipe
-from zephon.run.sources import source_of
+from zephon.run.build import source_of
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 BATCH, STEPS = 32, 3

@@ -21,8 +21,8 @@ from zephon.cli.plan import Forecast, percents
 from zephon.cli.source import count, plural
 from zephon.cli.verify import judge_runs, parse_numbers, plan_runs, steps_text
 from zephon.io import Dataset
+from zephon.run.build import chain_of, source_of
 from zephon.run.ledger import compare, read_ledger
-from zephon.run.sources import chain_of, source_of
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 ESCAPE = "\x1b[31mred\x1b[0m"

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.batch import BatchInfo
-from zephon.columns.faults import FaultPolicy, RowFault
+from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
-from zephon.config.options import CacheOptions, Options, default_lookahead, default_workers
+from zephon.config.options import CacheOptions, FaultPolicy, Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.mixture import Ending
