@@ -17,11 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from support import step_digests
 from support.io_data import json_lines, write_shard
 from support.servers import web
 from support.store_data import upload
-
 from zephon import Pipeline
 from zephon.data.fetch import Spans
 from zephon.data.node_cache import NodeCache
