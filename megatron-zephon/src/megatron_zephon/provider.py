@@ -21,7 +21,7 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
 from zephon.config.topology import Topology
-from zephon.run.sources import source_of
+from zephon.run.build import source_of
 from zephon.run.state import FINGERPRINT_NAMES, check_allowed, check_ranks_agree, with_flag
 from zephon.tokenizer.tokenizer import Tokenizer
 

@@ -13,8 +13,8 @@ from typing import Any
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.config.topology import Topology
 from zephon.pipeline import Mixture
+from zephon.run.build import source_of
 from zephon.run.progress import Progress
-from zephon.run.sources import source_of
 from zephon.run.state import check_allowed, check_ranks_agree, with_flag
 
 from .checkpointing import blank_keys, from_keys, look_ahead, to_keys

@@ -32,11 +32,10 @@ from zephon.ops.rows import AddOp, DecodeText, Filter, MapBatches, MapTransform,
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.tokenize import Tokenize
+from zephon.run.build import operators_of_recipe, source_of
 from zephon.run.compile import Compiled, Operators, compile_pipeline
 from zephon.run.flush_index import FlushIndex
 from zephon.run.mixture_report import Mixture, mixture_of
-from zephon.run.recipe_operators import operators_of_recipe
-from zephon.run.sources import source_of
 from zephon.run.state import (
     FINGERPRINT_NAMES,
     Earlier,

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.batch import BatchInfo
-from zephon.columns.faults import FaultPolicy, RowFault
+from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
-from zephon.config.options import CacheOptions, Options, default_lookahead, default_workers
+from zephon.config.options import CacheOptions, FaultPolicy, Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.mixture import Ending
@@ -27,6 +27,7 @@ from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
+from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
 from zephon.engine.engine import Engine
 from zephon.engine.plan import Fetcher, Plan
@@ -289,7 +290,7 @@ def compile_pipeline(
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
     faults = options.faults
-    cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
+    cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
     if source.continues is not None and any(isinstance(operator, StatefulTransform) for operator in operators.rows):
