@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden.streams import text_of, write_tokenizer
 
+from golden.streams import text_of, write_tokenizer
 from zephon import DataRecipe, Pipeline, merge_checkpoints
 from zephon.io import Dataset
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
