@@ -245,8 +245,8 @@ class Compiled:
             on_fault,
         )
 
-    def explain_growth(self, name: str, was: Any) -> str | None:
-        """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
+    def explain_growth(self, name: str, was: Any) -> str:
+        """Words for a change of a dataset that has only got new shards, else ""."""
         for dataset, needs, weight in zip(
             self.datasets, self.needs, self.source.relative_weights.values(), strict=True
         ):
@@ -265,7 +265,7 @@ class Compiled:
                     f"has grown from {before} shards ({rows} rows) to {now} ({catalog.rows} rows); "
                     f"new: {', '.join(new)}{more}"
                 )
-        return None
+        return ""
 
     def explain(self) -> str:
         """The compiled plan, for people."""
