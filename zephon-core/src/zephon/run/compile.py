@@ -27,6 +27,7 @@ from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
+from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
 from zephon.engine.engine import Engine
 from zephon.engine.plan import Fetcher, Plan
@@ -244,8 +245,8 @@ class Compiled:
             on_fault,
         )
 
-    def explain_growth(self, name: str, was: Any) -> str | None:
-        """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
+    def explain_growth(self, name: str, was: Any) -> str:
+        """Words for a change of a dataset that has only got new shards, else ""."""
         for dataset, needs, weight in zip(
             self.datasets, self.needs, self.source.relative_weights.values(), strict=True
         ):
@@ -264,7 +265,7 @@ class Compiled:
                     f"has grown from {before} shards ({rows} rows) to {now} ({catalog.rows} rows); "
                     f"new: {', '.join(new)}{more}"
                 )
-        return None
+        return ""
 
     def explain(self) -> str:
         """The compiled plan, for people."""
@@ -289,7 +290,7 @@ def compile_pipeline(
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
     faults = options.faults
-    cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
+    cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
     if source.continues is not None and any(isinstance(operator, StatefulTransform) for operator in operators.rows):
