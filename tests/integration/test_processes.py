@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+
 from support import running
 from support.chat_data import CHATML, write_chat_tokenizer
 from support.operator_data import fails_on_sevens, shout
 from support.process_data import FailsToBegin, Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
-
 from zephon import DataError, Pipeline, PipelineError, WorkerError
 from zephon.engine.processes import channel
 from zephon.engine.processes.channel import Channel, Closed
