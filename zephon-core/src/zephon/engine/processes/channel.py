@@ -138,10 +138,10 @@ class Channel:
 
     def _block(self, nbytes: int) -> tuple[int | None, int | None, list[int]]:
         """(descriptor where it is new, number, numbers given up) of a block of memory; None where there is none."""
-        fitting = [number for number in self._free if len(self._blocks[number]) >= nbytes]
-        if fitting:
-            self._free.remove(fitting[0])
-            return None, fitting[0], []
+        for number in reversed(self._free):  # the one that was used last is in the processor's cache, perhaps
+            if len(self._blocks[number]) >= nbytes:
+                self._free.remove(number)
+                return None, number, []
         dropped, self._free = self._free, []  # all too small
         for number in dropped:
             del self._blocks[number]
