@@ -33,18 +33,13 @@ from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, source_of
-from zephon.run.compile import Compiled, Operators, compile_pipeline
+from zephon.run.compile import Compiled, compile_pipeline
+from zephon.run.explain import explain
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
 from zephon.run.index import FlushIndex
+from zephon.run.operators import Operators
 from zephon.run.report import LeftOver, Mixture, Packing, mixture_of, packing_of
-from zephon.run.state import (
-    FINGERPRINT_NAMES,
-    Earlier,
-    RunState,
-    check_allowed,
-    check_fingerprint,
-    merge_checkpoints,
-    read_states,
-)
+from zephon.run.state import Earlier, RunState, merge_states, read_states
 from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
@@ -353,7 +348,7 @@ class Pipeline:
 
         Opens the datasets and loads the tokenizer.
         """
-        return self._compile().explain()
+        return explain(self._compile())
 
     @property
     def compiled(self) -> Compiled:
@@ -433,7 +428,7 @@ class Pipeline:
 
     def restore(
         self,
-        state: Mapping[str, Any] | Sequence[Mapping[str, Any]],
+        state: Mapping[str, Any] | RunState | Sequence[Mapping[str, Any] | RunState],
         *,
         allow_changes: Collection[str] = (),
         remedy: str = "allow_changes",
@@ -457,9 +452,9 @@ class Pipeline:
         mine = [s for s in states if (s.dp_degree, s.dp_group_id) == group]
         if mine and len({(s.dp_degree, s.extra) for s in states}) == 1 and states[0].extra:
             # Inside a round a group goes on from its own state only, but all must be of the same moment.
-            merge_checkpoints([replace(s, extra=0).to_dict() for s in states])
+            merge_states([replace(s, extra=0) for s in states])
             states = mine
-        read = RunState.from_dict(merge_checkpoints([s.to_dict() for s in states]))
+        read = merge_states(states)
         allow = _names(allow_changes)
         earlier, known = read.earlier, read.tokens_per_row
         if self._source.continues is not None and len(earlier) < self._source.generations:
@@ -474,7 +469,7 @@ class Pipeline:
                 allow=allow,
                 where="the state was taken with other data",
                 remedy=remedy,
-                explain=compiled.explain_growth,
+                explain=compiled.describe_growth,
             )
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
@@ -613,7 +608,7 @@ class Pipeline:
             {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
         )
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
-        before.restore(read.to_dict(), allow_changes=theirs.intersection(allow), remedy=remedy)
+        before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
         compiled = before._compile()
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
@@ -680,7 +675,7 @@ class Pipeline:
             if tokens_per_row is not None:
                 return compiled
             self._compiled, self._ratios = now, _ = compiled, compiled.tokens_per_row
-            _log.info("pipeline ready\n%s", compiled.explain())
+            _log.info("pipeline ready\n%s", explain(compiled))
         return now
 
 
