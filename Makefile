@@ -3,7 +3,7 @@
 .PHONY: demo test test-all lint format bench setup clean
 
 demo: setup
-	@.venv/bin/zephon demo
+	@.venv/bin/python -m examples.demo
 
 test:
 	@scripts/test

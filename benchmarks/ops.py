@@ -22,10 +22,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from examples.corpus import build_corpus, train_tokenizer
 from zephon import Pipeline
-from zephon.cli.corpus import build_corpus, train_tokenizer
 from zephon.io import Dataset
-from zephon.ops.rows import Filter, MapBatches, MapTransform, Rows
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform
+from zephon.ops.rows import Rows
 from zephon.tokenizer.tokenizer import load_tokenizer
 from zephon.work import StaticMixtureWorkSource
 

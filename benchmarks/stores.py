@@ -18,8 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from examples.corpus import train_tokenizer
 from zephon import Pipeline
-from zephon.cli.corpus import train_tokenizer
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 

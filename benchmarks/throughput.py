@@ -29,7 +29,7 @@ def prepare(folder: Path, source_bytes: int) -> dict[str, Any]:
     """The sources and the tokenizer, made unless they are there already."""
     import pyarrow.parquet as pq
 
-    from zephon.cli.corpus import build_corpus, grow, train_tokenizer
+    from examples.corpus import build_corpus, grow, train_tokenizer
 
     small = build_corpus(folder / "small")
     sources = grow(small, folder / "grown", source_bytes)

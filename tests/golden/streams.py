@@ -15,7 +15,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from support import step_digests
-
 from zephon import Pipeline
 from zephon.io import Dataset
 from zephon.run.state import STREAM_VERSION

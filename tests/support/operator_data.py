@@ -1,7 +1,7 @@
 """Operators of a user's own, as tests use them: some that keep the rules, some that break each of them."""
 
 from zephon.columns.arrow import column_of
-from zephon.ops.rows import Operator
+from zephon.ops.functions import Operator
 from zephon.ops.stateful import Stateful
 
 

@@ -7,10 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from support import code_cases
 
+from support import code_cases
+from zephon.ops.functions import MapTransform
 from zephon.ops.identity import identity_of
-from zephon.ops.rows import MapTransform
 
 CASES = pathlib.Path(code_cases.__file__)
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+
 from support import step_digests
 from support.operator_data import (
     Counting,
@@ -20,11 +21,12 @@ from support.operator_data import (
     reversed_texts,
     shout,
 )
-
 from zephon import DataError, DataRecipe, Pipeline, PipelineError
 from zephon.io import Dataset
-from zephon.ops.expression import Expression
-from zephon.ops.rows import DecodeText, Filter, MapBatches, MapTransform, Operator, Rows, TextTemplate
+from zephon.ops.filter import Expression, Filter
+from zephon.ops.functions import MapBatches, MapTransform, Operator
+from zephon.ops.rows import Rows
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.tokenizer.tokenizer import load_tokenizer
 from zephon.work import StaticMixtureWorkSource
 

@@ -6,14 +6,16 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import step_digests
 
+from support import step_digests
 from zephon import DataError, Pipeline, PipelineError
 from zephon.io import Dataset
-from zephon.ops.expression import Expression
-from zephon.ops.probe import Sample, probe
-from zephon.ops.rows import Filter, MapBatches, MapTransform, Rows, TextTemplate
+from zephon.ops.filter import Expression, Filter
+from zephon.ops.functions import MapBatches, MapTransform
+from zephon.ops.rows import Rows
 from zephon.ops.stateful import Stateful
+from zephon.ops.text import TextTemplate
+from zephon.ops.trial import Sample, probe
 from zephon.tokenizer.tokenizer import load_tokenizer
 from zephon.work import StaticMixtureWorkSource
 

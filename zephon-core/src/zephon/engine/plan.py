@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.damage import FAULT, Lost, split_damaged
-from zephon.columns.faults import FaultPolicy
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RowBlock, RowPart
+from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
 from zephon.curriculum.continued import AnyCurriculum
 from zephon.data.reader import OpenDataset
@@ -21,9 +21,9 @@ from zephon.ops.bins import BinPacker
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
 from zephon.ops.pack import PackFlat, WrapPacker
-from zephon.ops.probe import Sample
 from zephon.ops.shuffle import Passer, Shuffle, Shuffler
 from zephon.ops.stateful import StatefulStage
+from zephon.ops.trial import Sample
 
 __all__ = ["Fetcher", "Plan"]
 

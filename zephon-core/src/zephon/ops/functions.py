@@ -325,5 +325,7 @@ def _may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of one type can be values of another, rather than be parsed or printed."""
     numbers = (pa.types.is_integer, pa.types.is_floating)
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    alike = (any(check(kind) for check in kinds) and any(check(wanted) for check in kinds) for kinds in (numbers, texts))
+    alike = (
+        any(check(kind) for check in kinds) and any(check(wanted) for check in kinds) for kinds in (numbers, texts)
+    )
     return pa.types.is_null(kind) or any(alike)

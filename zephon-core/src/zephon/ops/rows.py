@@ -96,9 +96,7 @@ class Rows:
     def set_column(self, name: str, column: pa.Array) -> None:
         """Add or replace a column."""
         at = self.table.schema.get_field_index(name)
-        self.table = (
-            self.table.append_column(name, column) if at < 0 else self.table.set_column(at, name, column)
-        )
+        self.table = self.table.append_column(name, column) if at < 0 else self.table.set_column(at, name, column)
 
     def as_dicts(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """The rows as Python values."""

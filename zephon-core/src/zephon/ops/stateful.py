@@ -264,7 +264,9 @@ class StatefulStage:
         def fail(place: int, error: Exception | str) -> None:
             reason = reason_for(error)
             if not self.before.skips:
-                self.before.blame(block, place, self._spec.label, reason, error if isinstance(error, Exception) else None)
+                self.before.blame(
+                    block, place, self._spec.label, reason, error if isinstance(error, Exception) else None
+                )
             if place not in emitted.failed:
                 failed.append((place, self._spec.label, reason))
 
@@ -306,9 +308,7 @@ class StatefulStage:
         zero = np.zeros(len(self._names), dtype=np.int64)
         return Emitted(self._block(window, given, first, fail), zero, zero, zero)
 
-    def _block(
-        self, window: Window, given: list[_Given], first: int, fail: Callable[[_Given, str], None]
-    ) -> RowBlock:
+    def _block(self, window: Window, given: list[_Given], first: int, fail: Callable[[_Given, str], None]) -> RowBlock:
         """Given rows as columns; `fail` is called for those that do not fit their types, in order."""
         of = np.array([item[1] for item in given], dtype=np.int32)
         reasons: dict[int, str] = {}

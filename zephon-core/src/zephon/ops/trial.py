@@ -22,7 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import int64_array, one_chunk
-from zephon.columns.faults import FaultPolicy, reason_of
+from zephon.columns.faults import reason_of
+from zephon.config.options import FaultPolicy
 from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.functions import MapBatches, MapTransform
@@ -185,7 +186,9 @@ _UNSENT = "cannot be sent to worker processes"
 _IMPURE = "gives another result when it is called again"
 _MIXING = "gives results that depend on earlier calls or on which rows are put together"
 _SHARING = "gives other rows while a window of another lane is open, so it remembers something beside its state"
-_REMEDIES = {_SHARING: "Make all of the state anew in init_state, and keep nothing on the object, its class or a global"}
+_REMEDIES = {
+    _SHARING: "Make all of the state anew in init_state, and keep nothing on the object, its class or a global"
+}
 _OF_ROWS = "Make it a function of the row alone"
 
 

@@ -182,7 +182,10 @@ def _fitted(name: str, value: Any, kind: pa.DataType) -> tuple[str | None, Any]:
     if type(value) is int and kind == pa.int64():
         return f'it gave {shown} for column "{name}"; a whole number of 64 bits is needed, -2**63 to 2**63 - 1', None
     was = "null in every row" if pa.types.is_null(kind) else str(kind)[:80]
-    return f'it gave {shown!r} ({type(value).__name__}) for column "{name}", which is {was} in the rows tried first', None
+    return (
+        f'it gave {shown!r} ({type(value).__name__}) for column "{name}", which is {was} in the rows tried first',
+        None,
+    )
 
 
 def _is_exact(value: int) -> bool:

@@ -17,9 +17,9 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.batch import BatchInfo
-from zephon.columns.faults import FaultPolicy, RowFault
+from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
-from zephon.config.options import CacheOptions, Options, default_lookahead, default_workers
+from zephon.config.options import CacheOptions, FaultPolicy, Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.mixture import Ending
@@ -27,6 +27,7 @@ from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
+from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
 from zephon.engine.engine import Engine
 from zephon.engine.plan import Fetcher, Plan
@@ -35,17 +36,20 @@ from zephon.engine.start import start_engine
 from zephon.errors import DataError, PipelineError
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
-from zephon.ops.checks import Finding, check_operators
 from zephon.ops.documents import DocumentWorker, Encoder
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.needs import Needs, columns_needed
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.probe import Sample, probe
-from zephon.ops.rows import DecodeText, Filter, MapBatches, MapTransform, RowOperator, TextTemplate, Types, types_of
+from zephon.ops.rows import RowOperator
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulStage, StatefulTransform
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.trial import Finding, Sample, check_operators, probe
+from zephon.ops.typing import Types, types_of
 from zephon.run.state import STREAM_VERSION, Earlier
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
@@ -244,8 +248,8 @@ class Compiled:
             on_fault,
         )
 
-    def explain_growth(self, name: str, was: Any) -> str | None:
-        """What to say of a difference in a fingerprint where a dataset has only got new shards, else None."""
+    def explain_growth(self, name: str, was: Any) -> str:
+        """Words for a change of a dataset that has only got new shards, else ""."""
         for dataset, needs, weight in zip(
             self.datasets, self.needs, self.source.relative_weights.values(), strict=True
         ):
@@ -264,7 +268,7 @@ class Compiled:
                     f"has grown from {before} shards ({rows} rows) to {now} ({catalog.rows} rows); "
                     f"new: {', '.join(new)}{more}"
                 )
-        return None
+        return ""
 
     def explain(self) -> str:
         """The compiled plan, for people."""
@@ -289,7 +293,7 @@ def compile_pipeline(
         )
     cache_options = CacheOptions.from_io_options(options.io_options)
     faults = options.faults
-    cache, spans = DecodeCache(cache_options.memory_bytes), cache_options.spans()
+    cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
     names = [dataset.name for dataset in source.datasets]
     operators.check_datasets(names)
     if source.continues is not None and any(isinstance(operator, StatefulTransform) for operator in operators.rows):

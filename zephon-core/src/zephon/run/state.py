@@ -11,15 +11,13 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import re
-import shlex
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zephon.columns.lane_start import LaneStart
 from zephon.config.topology import MAX_LANES, Topology
-from zephon.errors import CheckpointError, PipelineError
+from zephon.errors import Change, CheckpointError, PipelineError
 
 __all__ = [
     "SCHEMA_VERSION",
@@ -30,7 +28,6 @@ __all__ = [
     "check_ranks_agree",
     "merge_checkpoints",
     "read_states",
-    "with_flag",
 ]
 
 SCHEMA_VERSION = 1
@@ -325,17 +322,17 @@ _NAMES_TOLD = 60
 
 
 def check_allowed(
-    allow: Collection[str], fingerprints: Iterable[Mapping[str, Any]] | None, argument: str = "allow_changes"
+    allow: Collection[str], fingerprints: Iterable[Mapping[str, Any]] | None, remedy: str = "allow_changes"
 ) -> None:
-    """Refuse to accept differences that there cannot be, which are slips of the pen.
+    """Refuse names of changes that cannot occur, such as misspelt ones.
 
     Args:
-        allow: their names.
+        allow: the names.
         fingerprints: those that may differ; None where no state is known yet, so that any dataset may be meant.
-        argument: what the names were given as.
+        remedy: the option that has the names.
 
     Raises:
-        CheckpointError: the first name that is none, and those that are.
+        CheckpointError: the first unknown name, and the known ones.
     """
     known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
     for name in sorted(allow):
@@ -346,56 +343,42 @@ def check_allowed(
         more = f" and {len(known) - _NAMES_TOLD} more" if len(known) > _NAMES_TOLD else ""
         dataset = ' or "dataset NAME"' if fingerprints is None else ""
         raise CheckpointError(
-            f"{argument} names {name[:80]!r}, which is no difference that data can have{hint}; it may name "
+            f"{remedy} names {name[:80]!r}, which is no difference that data can have{hint}; it may name "
             f"{', '.join(known[:_NAMES_TOLD])}{more}{dataset}."
         )
 
 
-_HOW = "\nTo accept this on purpose, pass allow_changes="
-
-
-def with_flag(error: CheckpointError, flag: str) -> CheckpointError:
-    """A refusal of `check_fingerprint` that names the command line's `flag` in place of the argument; others as is."""
-    text, _, names = str(error).partition(_HOW)
-    given = shlex.quote(",".join(re.findall(r"'([^']*)'", names)))
-    return CheckpointError(f"{text}\nTo accept this on purpose, pass {flag} {given}" if names else text)
-
-
 def check_fingerprint(
-    then: Mapping[str, Any],
+    before: Mapping[str, Any],
     now: Mapping[str, Any],
     *,
     allow: Collection[str] = (),
     where: str,
-    explain: Callable[[str, Any], str | None] = lambda name, was: None,
-) -> list[str]:
+    remedy: str = "allow_changes",
+    explain: Callable[[str, Any], str] = lambda name, before: "",
+) -> list[Change]:
     """Refuse two fingerprints that differ in anything not allowed.
 
     Args:
-        allow: names of differences to accept.
+        allow: names of changes to accept.
         where: how the message begins.
-        explain: may say it better than "was ..., is ...", given the name and what it was.
+        remedy: the option that accepts changes, for the message.
+        explain: words for a change, given its name and its value before; "" where the values say enough.
 
     Returns:
-        One line per difference that is allowed.
+        The changes that are allowed.
 
     Raises:
-        CheckpointError: one line per difference: what it was, what it is.
+        CheckpointError: the data would differ; `changes` has the differences that are not allowed.
     """
-    lines, names, allowed = [], [], []
-    for name in sorted({*then, *now}):
-        was, is_now = then.get(name, "absent"), now.get(name, "absent")
-        if was == is_now:
-            continue
-        line = f"{name}: {explain(name, was) or _difference(was, is_now)}"
-        if name in allow:
-            allowed.append(line)
-        else:
-            lines.append(f"  {line}")
-            names.append(name)
-    if lines:
-        raise CheckpointError(f"{where}; the data would differ:\n" + "\n".join(lines) + f"{_HOW}{names}.")
-    return allowed
+    changes = [
+        Change(name, value, now.get(name, "absent"), explain(name, value))
+        for name in sorted({*before, *now})
+        if (value := before.get(name, "absent")) != now.get(name, "absent")
+    ]
+    if refused := [change for change in changes if change.name not in allow]:
+        raise CheckpointError(where, refused, remedy)
+    return changes
 
 
 def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
@@ -422,17 +405,6 @@ def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
             f"ranks {_ranges(others)} would read other data than rank {lowest}: {told}; give all ranks the same files, "
             "tokenizer and settings."
         )
-
-
-def _difference(was: Any, is_now: Any) -> str:
-    if isinstance(was, Mapping) and isinstance(is_now, Mapping):
-        parts = [
-            f"{key} was {was.get(key, 'absent')!r}, is {is_now.get(key, 'absent')!r}"
-            for key in sorted({*was, *is_now})
-            if was.get(key) != is_now.get(key)
-        ]
-        return ", ".join(parts)
-    return f"was {was!r}, is {is_now!r}"
 
 
 def _ratios(data: Mapping[str, Any]) -> dict[str, float]:

@@ -11,6 +11,7 @@ import difflib
 import json
 import posixpath
 
+from zephon.data.fetch import Spans
 from zephon.data.formats.arrow_ipc import ArrowIpc
 from zephon.data.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.jsonl import JsonLines
@@ -23,7 +24,6 @@ from zephon.data.formats.parquet import Parquet
 from zephon.data.formats.text import PlainText
 from zephon.data.formats.vortex import Vortex
 from zephon.data.formats.webdataset import WebDataset
-from zephon.data.spans import Spans
 from zephon.data.storage import Listing
 from zephon.errors import DataError, RecipeError
 
