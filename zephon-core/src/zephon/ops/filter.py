@@ -1,10 +1,10 @@
-"""Filters: rows are kept by an expression on columns, which Arrow evaluates a block at a time, or by a function of a row.
+"""Filters: rows are kept by an expression on columns, which Arrow evaluates, or by a function of a row.
 
     length(text) >= 200 and language in ["en", "de"] and not contains(url, "spam") and score > 0.5
 
-The language is described in docs/operators.md. It is a part of Python's own grammar, so `ast` parses it; a visitor turns
-the tree into functions over columns, and nothing is ever evaluated as Python. A comparison with null is null, and a row
-is kept only where the whole is true. Whole numbers next to floats count as floats, rounded where they are beyond 2**53.
+The language is described in docs/operators.md. It is a part of Python's own grammar, so `ast` parses it; a visitor
+turns the tree into functions over columns, and nothing is ever evaluated as Python. A comparison with null is null, and
+a row is kept only where the whole is true.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ import pyarrow.compute as pc
 from zephon.columns.arrow import column_of, one_chunk, string_array, true_mask
 from zephon.columns.damage import shown_value
 from zephon.errors import PipelineError
-from zephon.ops.identity import name_of
 from zephon.ops.rows import (
     FAILED,
     RowOperator,
     Rows,
     check_operator,
     each_row,
-    in_halves,
     missing_column,
     one_line,
     python_rows,
 )
+from zephon.ops.typing import in_halves
 
 __all__ = ["FUNCTIONS", "Expression", "Filter"]
 
@@ -91,17 +90,16 @@ class Filter(RowOperator):
 
     @property
     def label(self) -> str:
-        if isinstance(self.condition, Expression):
-            return f'filter("{self.condition.text}")'
-        return f"filter({name_of(self.condition)})"
+        return f'filter("{self.condition.text}")' if isinstance(self.condition, Expression) else super().label
 
     @property
     def function(self) -> Any:
         return None if isinstance(self.condition, Expression) else self.condition
 
     def identity(self) -> str:
-        text = self.condition.text if isinstance(self.condition, Expression) else self.code
-        return f"filter {text} {self.columns} {self.datasets}"
+        if isinstance(self.condition, Expression):
+            return f"filter {self.condition.text} {self.columns} {self.datasets}"
+        return super().identity()
 
     def apply(self, rows: Rows) -> None:
         if isinstance(self.condition, Expression):
@@ -209,7 +207,8 @@ class _Parser(ast.NodeVisitor):
         try:
             tree = ast.parse(self._blanked(), mode="eval")
         except SyntaxError as error:
-            self._refuse(max(error.offset or 1, 1) - 1, f"this cannot be parsed ({error.msg})")
+            at = error.offset - 1 if error.offset else len(self._text)
+            self._refuse(at, f"this cannot be parsed ({error.msg})")
         return self.visit(tree.body)
 
     def _blanked(self) -> str:
@@ -226,9 +225,13 @@ class _Parser(ast.NodeVisitor):
                 token = f"'{'_' * (len(token) - 2)}'"
             elif kind == "name" and token.lower() in _WORDS:
                 token = _WORDS[token.lower()]
-            elif kind in ("name", "quoted"):
-                self._names[at] = token.split(".") if kind == "name" else [match["quoted"]]
+            elif kind == "name":
+                self._names[at] = token.split(".")
                 token = "_" * len(token)
+            elif kind == "quoted":
+                apart = int(at > 0)  # from a word before it; at the start it would be an indentation
+                self._names[at + apart] = [match["quoted"]]
+                token = " " * apart + "_" * (len(token) - apart - 1) + " "
             elif kind == "space":
                 token = " " * len(token)
             parts.append(token)
@@ -288,7 +291,8 @@ class _Parser(ast.NodeVisitor):
             near = difflib.get_close_matches(name, FUNCTIONS, n=1)
             hint = f"did you mean {near[0]}" if near else f"there are {', '.join(FUNCTIONS)}"
             self._refuse(at, f"there is no such function; {hint}")
-        function, wanted = FUNCTIONS[name], 1 + (name in _WITH_TEXT)
+        function: Callable[..., Any] = FUNCTIONS[name]
+        wanted = 1 + (name in _WITH_TEXT)
         if given != wanted:
             self._refuse(at, f"{name} takes {wanted} argument{'s' * (wanted > 1)}, and {given} are given")
         value, options = self.visit(node.args[0]), {}
@@ -298,8 +302,9 @@ class _Parser(ast.NodeVisitor):
                 function(column_of(["a"]), **options)
             except (pa.ArrowException, TypeError) as error:
                 self._refuse(node.args[1].col_offset, f"{name} cannot take this ({one_line(error)})")
-        prepare = (lambda column: column) if name == "abs" else _text
-        return lambda columns: function(prepare(value(columns)), **options)
+        if name == "abs":
+            return lambda columns: function(value(columns))
+        return lambda columns: function(_text(value(columns)), **options)
 
     def visit_Name(self, node: ast.Name) -> _Compute:
         path = self._names[node.col_offset]

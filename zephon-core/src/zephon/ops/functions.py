@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.arrow import int64_array, one_chunk, values_of
+from zephon.columns.arrow import int64_array, one_chunk, valid_mask, values_of
 from zephon.columns.faults import reason_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import name_of
-from zephon.ops.rows import (
-    FAILED,
-    ROW_COLUMN,
-    NotRows,
-    RowOperator,
-    Rows,
-    cast_or_fail,
-    check_operator,
-    each_row,
-    in_halves,
-    python_rows,
-    require,
-)
-from zephon.ops.typing import Types, column_as, columns_of, one_line
+from zephon.ops.rows import FAILED, ROW_COLUMN, NotRows, Rows, UserOperator, each_row, python_rows, require
+from zephon.ops.typing import Types, cast_or_fail, columns_of, in_halves
 
 __all__ = ["MapBatches", "MapTransform", "Operator", "rows_given"]
 
 
 @dataclass(frozen=True)
-class MapTransform(RowOperator):
+class MapTransform(UserOperator):
     """Change rows one by one with a function: as slow as Python is, and no slower.
 
+    The function gets a row, a dict of Python values, and gives a dict of columns to replace or add (what it does not
+    name stays), None to drop the row, or a list of dicts to make several rows of it.
+
     Attributes:
-        transform: gets a row, a dict of Python values, and gives a dict of columns to replace or add (what it does not
-            name stays), None to drop the row, or a list of dicts to make several rows of it.
-        columns: what the function gets of a row; None gives it all columns of the dataset.
-        datasets: names of the datasets to map, or None for all.
-        runner: where the function runs; see `RowOperator`.
         types: types of columns that it makes, by name; pyarrow's, or their names as text. Those of others are found
             before the run, from some rows of each dataset (see `zephon.ops.trial`). A row with a value that does not
             fit, or with a column that none of those rows has, cannot be used.
@@ -51,10 +37,6 @@ class MapTransform(RowOperator):
     """
 
     kind: ClassVar[str] = "map_transform"
-    transform: Callable[[dict[str, Any]], dict[str, Any] | list[dict[str, Any]] | None]
-    columns: Sequence[str] | None = None
-    datasets: Sequence[str] | None = None
-    runner: str | None = None
     types: Mapping[str, pa.DataType | str] | Types = ()
     probed: bool = False
 
@@ -62,19 +44,10 @@ class MapTransform(RowOperator):
         if not callable(self.transform):
             raise PipelineError(f"map_transform takes a function of a row; {self.transform!r} is given.")
         object.__setattr__(self, "types", _checked_types(self.types))
-        check_operator(self)
-
-    @property
-    def makes(self) -> None:
-        return None
-
-    @property
-    def function(self) -> Any:
-        return self.transform
+        super().__post_init__()
 
     def identity(self) -> str:
-        types = f" {self.types}" if self.types and not self.probed else ""
-        return f"map_transform {self.code} {self.columns} {self.datasets}{types}"
+        return super().identity() + (f" {self.types}" if self.types and not self.probed else "")
 
     def apply(self, rows: Rows) -> None:
         results = each_row(rows, self, self.transform, python_rows(rows, self))
@@ -194,25 +167,19 @@ class _PerThread:
 
 
 @dataclass(frozen=True)
-class MapBatches(RowOperator):
-    """Change many rows at once with a function from an Arrow table to an Arrow table: the fast way.
+class MapBatches(UserOperator):
+    """Change many rows at once with a function from an Arrow table to an Arrow table, or an `Operator`: the fast way.
+
+    As many rows as it gets, it may give back in any columns; to drop or multiply rows it keeps the column "_row", which
+    says for each row which one of those it got it came from (a filter or take of the table does that by itself). Rows
+    must stay in order.
 
     Attributes:
-        transform: the function, or an `Operator`. As many rows as it gets, it may give back in any columns; to drop or
-            multiply rows it keeps the column "_row", which says for each row which one of those it got it came from (a
-            filter or take of the table does that by itself). Rows must stay in order.
-        columns: columns of the table; None gives all columns of the dataset.
-        datasets: names of the datasets to map, or None for all.
-        runner: where the function runs; see `RowOperator`.
         types: names and types of its columns, as found before the run (see `zephon.ops.trial`): a column that a table
             has in another type is converted, and a row whose value does not fit cannot be used.
     """
 
     kind: ClassVar[str] = "map_batches"
-    transform: Callable[[pa.Table], pa.Table]
-    columns: Sequence[str] | None = None
-    datasets: Sequence[str] | None = None
-    runner: str | None = None
     types: Types = ()
 
     def __post_init__(self) -> None:
@@ -222,18 +189,11 @@ class MapBatches(RowOperator):
             if self.columns is None:
                 object.__setattr__(self, "columns", self.transform.columns)
             object.__setattr__(self, "transform", _PerThread(self.transform))
-        check_operator(self)
-
-    @property
-    def makes(self) -> None:
-        return None
+        super().__post_init__()
 
     @property
     def function(self) -> Any:
         return self.transform.prototype if isinstance(self.transform, _PerThread) else self.transform
-
-    def identity(self) -> str:
-        return f"{self.kind} {self.code} {self.columns} {self.datasets}"
 
     def apply(self, rows: Rows) -> None:
         require(rows, self)
@@ -297,23 +257,24 @@ class MapBatches(RowOperator):
         """A table with its columns in the types found before the run, without rows of which anything does not fit."""
         unfit: set[int] = set()
 
-        def fail(index: int, error: Exception | str) -> None:
+        def fail(index: int, _: Exception | None = None) -> None:
             row = int(source[index])
             if row not in unfit:
                 unfit.add(row)
-                reason = error if isinstance(error, str) else f"{why} ({one_line(error)})"
-                rows.fail(row, self.label, reason)
+                was = f"{kind}, as in the rows tried first"
+                rows.fail(row, self.label, f'it gave a value ({column.type}) for column "{name}" that is not {was}')
 
         for name, kind in self.types:
             at = result.schema.get_field_index(name)
             if at < 0 or result.schema.field(at).type == kind:
                 continue
             column = one_chunk(result.column(at))
-            why = f'it gave a value for column "{name}" that is not {kind}, which it is in the rows tried first'
             if _may_become(column.type, kind):
                 made = cast_or_fail(column, kind, fail)
             else:
-                made = column_as(name, column.to_pylist(), kind, fail)
+                made = pa.nulls(len(column), kind)
+                for index in np.flatnonzero(valid_mask(column)).tolist():
+                    fail(index)
             result = result.set_column(at, name, made)
         if unfit:
             kept = np.flatnonzero(~np.isin(source, list(unfit)))
@@ -325,7 +286,9 @@ def _may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether values of one type can be values of another, rather than be parsed or printed."""
     numbers = (pa.types.is_integer, pa.types.is_floating)
     texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    alike = (
-        any(check(kind) for check in kinds) and any(check(wanted) for check in kinds) for kinds in (numbers, texts)
+    is_number, is_text = (any(check(kind) for check in checks) for checks in (numbers, texts))
+    return (
+        pa.types.is_null(kind)
+        or (is_number and any(check(wanted) for check in numbers))
+        or (is_text and any(check(wanted) for check in texts))
     )
-    return pa.types.is_null(kind) or any(alike)

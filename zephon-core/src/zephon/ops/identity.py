@@ -15,6 +15,7 @@ import linecache
 import sys
 import textwrap
 import types
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -86,7 +87,7 @@ class _Digest:
         reduced = copyreg.dispatch_table[kind](value) if kind in copyreg.dispatch_table else value.__reduce_ex__(4)
         if isinstance(reduced, str):
             return "name", reduced
-        parts = [list(part) if hasattr(part, "__next__") else part for part in reduced]
+        parts = [list(part) if isinstance(part, Iterator) else part for part in reduced]
         return "object", self(kind), [self(part) for part in parts]
 
     def _code(self, value: Any) -> Any:
@@ -136,7 +137,8 @@ def _source(value: Any) -> str:
     try:
         if value.__qualname__.endswith("<lambda>"):
             return _source_of_lambda(value.__code__)
-        return textwrap.dedent(inspect.getsource(value))
+        # A wrapper made by functools.wraps has the source of its own code, and not of the function that it wraps.
+        return textwrap.dedent(inspect.getsource(getattr(value, "__code__", value)))
     except (OSError, TypeError, ValueError):
         members = vars(value).values() if isinstance(value, type) else [value]
         return " ".join(_bytecode(each.__code__) for each in members if isinstance(each, types.FunctionType))
@@ -149,7 +151,7 @@ def _bytecode(code: types.CodeType) -> str:
 
 def _source_of_lambda(code: types.CodeType) -> str:
     """The body alone, by the places that the interpreter keeps: several lambdas may share a line."""
-    spans = [(line, start, last, end) for line, last, start, end in code.co_positions() if end]
+    spans = [(first or 0, start or 0, last or 0, end) for first, last, start, end in code.co_positions() if end]
     lines = [text.encode() for text in linecache.getlines(code.co_filename)]
     (first, start), (last, end) = min(span[:2] for span in spans), max(span[2:] for span in spans)
     body = b"".join(lines[first - 1 : last])

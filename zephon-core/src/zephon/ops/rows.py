@@ -11,22 +11,20 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from zephon.columns.arrow import bool_array, int64_array
+from zephon.columns.arrow import int64_array
 from zephon.columns.faults import reason_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import identity_of, name_of
-from zephon.ops.typing import one_line
+from zephon.ops.typing import cast_or_fail, in_halves
 
-__all__ = ["FAILED", "ROW_COLUMN", "RowFailure", "RowOperator", "Rows", "apply_all"]
+__all__ = ["FAILED", "ROW_COLUMN", "RowFailure", "RowOperator", "Rows", "UserOperator", "apply_all"]
 
 _log = logging.getLogger("zephon")
-_T = TypeVar("_T")
 
 ROW_COLUMN = "_row"
 """Where a function of tables that drops or multiplies rows finds, and must keep, the place of each row in its table."""
@@ -160,11 +158,38 @@ class RowOperator:
 
     def identity(self) -> str:
         """What decides its result, as text that is the same in every process; for fingerprints."""
-        raise NotImplementedError
+        return f"{self.kind} {self.code} {self.columns} {self.datasets}"
 
     def is_for(self, dataset: str) -> bool:
         """Whether rows of this dataset go through it."""
         return self.datasets is None or dataset in self.datasets
+
+
+@dataclass(frozen=True)
+class UserOperator(RowOperator):
+    """A function, or object, of the user's own over rows.
+
+    Attributes:
+        transform: the function.
+        columns: what it gets of a row or table; None gives it all columns of the dataset.
+        datasets, runner: as in `RowOperator`.
+    """
+
+    transform: Any
+    columns: Sequence[str] | None = None
+    datasets: Sequence[str] | None = None
+    runner: str | None = None
+
+    def __post_init__(self) -> None:
+        check_operator(self)
+
+    @property
+    def makes(self) -> tuple[str, ...] | None:
+        return None
+
+    @property
+    def function(self) -> Any:
+        return self.transform
 
 
 def apply_all(operators: Iterable[RowOperator], rows: Rows) -> None:
@@ -199,6 +224,11 @@ def check_runner(operator: str, runner: Any) -> None:
         raise PipelineError(f'{operator} runner is {runner!r}; "process", "threads" or None is needed.')
 
 
+def one_line(error: BaseException) -> str:
+    """The text of an Arrow exception, shortened."""
+    return " ".join(str(error).split())[:200]
+
+
 def missing_column(name: str, existing: Sequence[str]) -> str:
     """The words for a column that is not there."""
     near = difflib.get_close_matches(name, existing, n=1)
@@ -222,10 +252,8 @@ def python_rows(rows: Rows, operator: RowOperator) -> list[dict[str, Any]]:
         return np.arange(start, stop), some.as_dicts(operator.columns)
 
     parts = in_halves(part, 0, rows.table.num_rows, lambda row, error: rows.fail(row, operator.label, error))
-    if len(parts) == 1:
-        return parts[0][1]
     rows.take(np.concatenate([np.empty(0, dtype=np.int64), *(indices for indices, _ in parts)]))
-    return [row for _, some in parts for row in some]
+    return [row for _, some in parts for row in some] if len(parts) > 1 else parts[0][1] if parts else []
 
 
 def each_row(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], values: list[Any]) -> list[Any]:
@@ -243,41 +271,6 @@ def each_row(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], 
             rows.fail(len(results), operator.label, error)
             append(FAILED)
     return results
-
-
-def in_halves(
-    attempt: Callable[[int, int], _T], start: int, stop: int, fail: Callable[[int, Exception], None]
-) -> list[_T]:
-    """The results of `attempt(start, stop)` over rows, cut in halves as long as it raises.
-
-    So `fail(row, error)` is called for the rows over which it raises alone, ascending, and all others have a result.
-    What no row is to blame for, errors of memory or of the pipeline, is raised.
-    """
-    try:
-        return [attempt(start, stop)]
-    except (MemoryError, PipelineError):
-        raise
-    except Exception as error:
-        if stop - start <= 1:
-            fail(start, error)
-            return []
-    middle = (start + stop) // 2
-    return [*in_halves(attempt, start, middle, fail), *in_halves(attempt, middle, stop, fail)]
-
-
-def cast_or_fail(column: pa.Array, kind: pa.DataType, fail: Callable[[int, Exception], None]) -> pa.Array:
-    """`column` as `kind`, null where `fail(row, error)` was called because a value cannot become of that type."""
-    try:
-        return column.cast(kind)
-    except pa.ArrowException:
-        sound = np.ones(len(column), dtype=bool)
-
-        def drop(row: int, error: Exception) -> None:
-            sound[row] = False
-            fail(row, error)
-
-        in_halves(lambda start, stop: column.slice(start, stop - start).cast(kind), 0, len(column), drop)
-        return pc.if_else(bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)
 
 
 def text_or_faults(rows: Rows, operator: str, name: str, column: pa.Array, bad: np.ndarray) -> pa.Array | None:

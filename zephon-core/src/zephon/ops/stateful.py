@@ -1,8 +1,8 @@
 """A transform with a memory: the user's own accumulator over the rows of a lane.
 
-A lane's rows pass one by one, in order, through `push`, which may give any number of rows, now or later; a window starts
-with a fresh state and ends with `flush`. So nothing is kept across windows, and a lane is entered again by replaying the
-window: its rows are pushed again, and rows given that were used before are passed over.
+A lane's rows pass one by one, in order, through `push`, which may give any number of rows, now or later; a window
+starts with a fresh state and ends with `flush`. So nothing is kept across windows, and a lane is entered again by
+replaying the window: its rows are pushed again, and rows given that were used before are passed over.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from zephon.errors import PipelineError
 from zephon.ops.documents import DocumentWorker, Emitted
 from zephon.ops.functions import MapTransform, rows_given
 from zephon.ops.identity import name_of
-from zephon.ops.rows import RowOperator, Rows, apply_all, check_operator, reason_for, require
-from zephon.ops.typing import Fail, Types, columns_of
+from zephon.ops.rows import RowOperator, Rows, UserOperator, apply_all, reason_for, require
+from zephon.ops.typing import Types, columns_of
 
 __all__ = ["Stateful", "StatefulStage", "StatefulTransform", "Window"]
 
@@ -54,24 +54,18 @@ class Stateful:
 
 
 @dataclass(frozen=True)
-class StatefulTransform(RowOperator):
-    """A `Stateful` in the pipeline.
+class StatefulTransform(UserOperator):
+    """A `Stateful` in the pipeline, or any object with methods named as those of `Stateful`.
+
+    Rows of datasets that it is not for pass by, in their place. Rows that it gives have no other columns than those
+    that it names.
 
     Attributes:
-        transform: the object; methods named as those of `Stateful` are enough.
-        columns: what `push` gets of a row; None gives it all columns of the dataset. What it gives has no other columns
-            than those it names.
-        datasets: names of the datasets whose rows are pushed, or None for all; others pass by, in their place.
-        runner: where `transform` runs; see `RowOperator`.
         types, made: names and types of the columns of what push gives, and of what transform makes of it, as found
             before the run (see `zephon.ops.trial`).
     """
 
     kind: ClassVar[str] = "stateful_transform"
-    transform: Any
-    columns: Sequence[str] | None = None
-    datasets: Sequence[str] | None = None
-    runner: str | None = None
     types: Types = ()
     made: Types = ()
 
@@ -82,18 +76,7 @@ class StatefulTransform(RowOperator):
                     f"stateful_transform takes an object with init_state, push and flush, and "
                     f"{name_of(self.transform)} has no {name}; build it on zephon.ops.Stateful."
                 )
-        check_operator(self)
-
-    @property
-    def makes(self) -> None:
-        return None
-
-    @property
-    def function(self) -> Any:
-        return self.transform
-
-    def identity(self) -> str:
-        return f"stateful_transform {self.code} {self.columns} {self.datasets}"
+        super().__post_init__()
 
     def workers(self) -> list[RowOperator]:
         """Its stateless half, as an operator of its own."""
@@ -141,7 +124,9 @@ class StatefulTransform(RowOperator):
                 "left out."
             ) from error
 
-    def table_of(self, given: Sequence[dict[str, Any]], types: Types, fail: Fail) -> tuple[pa.Table, np.ndarray]:
+    def table_of(
+        self, given: Sequence[dict[str, Any]], types: Types, fail: Callable[[int, str], None]
+    ) -> tuple[pa.Table, np.ndarray]:
         """(table of the given rows that fit the types, int64[k] their numbers); `fail` is called for the others."""
         unfit: dict[int, str] = {}
         columns = columns_of(given, dict(types), unfit.__setitem__, complete=bool(types))
@@ -261,12 +246,9 @@ class StatefulStage:
         given: list[_Given] = []
         failed: list[tuple[int, str, str]] = []
 
-        def fail(place: int, error: Exception | str) -> None:
-            reason = reason_for(error)
+        def fail(place: int, reason: str, error: Exception | None = None) -> None:
             if not self.before.skips:
-                self.before.blame(
-                    block, place, self._spec.label, reason, error if isinstance(error, Exception) else None
-                )
+                self.before.blame(block, place, self._spec.label, reason, error)
             if place not in emitted.failed:
                 failed.append((place, self._spec.label, reason))
 
@@ -280,7 +262,7 @@ class StatefulStage:
                 except MemoryError:  # which no row is to blame for
                     raise
                 except Exception as error:
-                    fail(place, error)
+                    fail(place, reason_for(error), error)
                     continue
             given += [(item, dataset, number, place) for item in made]
         emitted.rows = self._block(window, given, first, lambda item, reason: fail(item[3], reason))

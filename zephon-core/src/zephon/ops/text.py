@@ -68,13 +68,11 @@ class DecodeText(RowOperator):
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise PipelineError(f"{self.label}: the column holds {kind}; bytes or text is needed.")
         sound = np.ones(len(column), dtype=bool)
-        text = None
-        if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
-            try:
-                text = column.cast(pa.large_string())  # looks at every byte, much faster than Python
-            except pa.ArrowInvalid:
-                pass
-        if text is None:
+        try:
+            if self.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
+                raise pa.ArrowInvalid
+            text = column.cast(pa.large_string())  # looks at every byte, much faster than Python
+        except pa.ArrowInvalid:
             text = column_of(self._decoded(rows, column.to_pylist(), sound)).cast(pa.large_string())
         rows.set_column(self.field, text)
         rows.keep(sound)

@@ -1,13 +1,13 @@
-"""The trial of row operators before the run, on some rows of each dataset: `probe` finds types, `check_operators` mistakes.
+"""The trial of row operators before the run, on some rows of each dataset.
 
-Types of what functions give are found here, once, the same in every process of the run. They are looked for in more rows
-where the first ones do not tell: where a filter lets none of them through, where a column is nothing but null, where
-structs may have more fields. A column that is null in all of these rows has the type that it had before, and a new one
-is text. An operator that no row gets to is not tried; a map that is not may make only columns whose types it is told.
+`probe` finds the types of what functions give, once, the same in every process of the run. It takes more rows where the
+first ones do not tell: where a filter lets none of them through, where a column is nothing but null, where structs may
+have more fields. A column that is null in all of these rows has the type that it had before, and a new one is text. An
+operator that no row gets to is not tried; a map that is not may make only columns whose types it is told.
 
 An operator that gives another result the next time, remembers earlier rows, or looks at its neighbours gives a stream
-that changes with the number of workers, the size of blocks and every restart. So functions are called twice, then over
-the same rows cut otherwise and in another order. A transform with a memory is run in two windows side by side.
+that changes with the number of workers, the size of blocks and every restart. So `check_operators` calls functions
+twice, then over the same rows cut otherwise and in another order; transforms with a memory in two windows side by side.
 """
 
 from __future__ import annotations
@@ -157,11 +157,11 @@ def _typed(operator: RowOperator, rows: Rows) -> tuple[RowOperator, int]:
     types = types_of(rows.table)
     if isinstance(operator, MapTransform):
         return replace(operator, types=types, probed=True), wanted
-    operator = replace(operator, types=types)
-    for worker in operator.workers() if isinstance(operator, StatefulTransform) else ():
-        _, more = _typed(worker, rows)
-        operator, wanted = replace(operator, made=types_of(rows.table)), max(wanted, more)
-    return operator, wanted
+    if isinstance(operator, MapBatches):
+        return replace(operator, types=types), wanted
+    for worker in operator.workers():
+        wanted = max(wanted, _typed(worker, rows)[1])
+    return replace(operator, types=types, made=types_of(rows.table)), wanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,8 +228,8 @@ def check_operators(
                 rows = _applied(operator, given, faults.skips)
             except RowFailure as failure:
                 raise DataError(
-                    f"{worker.describe(d, int(at[failure.place]))}: {failure.operator} failed: {failure.reason}; repair "
-                    'it, or leave such rows out with on_error = "skip".'
+                    f"{worker.describe(d, int(at[failure.place]))}: {failure.operator} failed: {failure.reason}; "
+                    'repair it, or leave such rows out with on_error = "skip".'
                 ) from failure.__cause__
             except PipelineError as error:
                 raise PipelineError(f'dataset "{name}": {error}') from error.__cause__

@@ -2,32 +2,32 @@
 
 What a user's function gives has no type until it is written into a column, and a type found block by block would depend
 on where blocks are cut: 1 would be a whole number next to 2 and a float next to 0.5. So types are found once, from the
-rows that operators are tried on (`common_type`), and every later value must fit (`column_as`): it is kept as it is, or
-its row cannot be used. A whole number fits among floats that hold it exactly, null fits anywhere, and nothing else is
-converted.
+rows that operators are tried on (`common_type`), and every later value must fit (`column_as`): a number fits where the
+type holds it exactly, null fits anywhere, and nothing else is converted. A row with another value cannot be used.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from zephon.columns.arrow import column_of
-from zephon.columns.damage import shown_value
+from zephon.columns.arrow import bool_array, column_of
+from zephon.errors import PipelineError
 
-__all__ = ["Types", "column_as", "columns_of", "common_type", "one_line", "types_of", "wanting"]
+__all__ = ["Types", "cast_or_fail", "column_as", "columns_of", "common_type", "in_halves", "types_of", "wanting"]
 
+_T = TypeVar("_T")
 Types = tuple[tuple[str, pa.DataType], ...]
 """Names and types of columns."""
 
-Fail = Callable[[int, str], None]
-"""Told of the number of a row that cannot be used, and why."""
-
 _PLAIN = {str: pa.large_string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_MISSING: Any = object()
 
 
 def types_of(table: pa.Table) -> Types:
@@ -35,45 +35,31 @@ def types_of(table: pa.Table) -> Types:
     return tuple(zip(table.schema.names, table.schema.types, strict=True))
 
 
-def one_line(error: BaseException) -> str:
-    """The text of an Arrow exception, shortened."""
-    return " ".join(str(error).split())[:200]
-
-
 def common_type(values: Iterable[Any], before: pa.DataType | None = None) -> pa.DataType:
     """The type of a column of `values`: that of the first which is not null, made wider where a later one asks for it.
 
     Wider is a float for whole numbers, and a struct or list that lacks what others have. A value that does not go
-    together with those before it changes nothing.
-
-    Args:
-        values: Python values.
-        before: the type of the column that they replace. Nulls alone leave it as it is, and so do values of it that are
-            more than a text, a number or a flag.
+    together with those before it changes nothing. Nulls alone leave the type `before`, of the column that they replace,
+    and structs and lists keep what it has besides.
     """
-    before = pa.null() if before is None else before
-    kind, plain, seen = before, set(), False
+    kind, seen = pa.null(), set()
     for value in values:
-        if value is None or type(value) in plain:
-            continue
-        if type(value) in _PLAIN:
-            plain.add(type(value))
-        try:
-            other = _type_of(value)
-        except _ERRORS:
-            continue
-        if not seen and other in _PLAIN.values():
-            kind = other
-        seen = True
-        try:
-            kind = _wider(kind, other)
-        except _ERRORS:
-            kind = other if kind is before else kind
-    return kind
+        if value is not None and type(value) not in seen:
+            seen |= {type(value)} & _PLAIN.keys()
+            try:
+                kind = _wider(kind, _type_of(value))
+            except _ERRORS:
+                continue
+    if before is None or kind in _PLAIN.values():
+        return kind
+    try:
+        return _wider(before, kind)
+    except _ERRORS:
+        return kind
 
 
 def wanting(kind: pa.DataType) -> int:
-    """What more rows could tell of a type found from some: 2 where there is only null, 1 of fields of structs, else 0."""
+    """What more rows could tell of a type: 2 where there is only null, 1 of fields that structs may have, else 0."""
     inner = max((wanting(kind.field(n).type) for n in range(kind.num_fields)), default=0)
     return max(inner, 2 * pa.types.is_null(kind), int(pa.types.is_struct(kind)))
 
@@ -81,7 +67,7 @@ def wanting(kind: pa.DataType) -> int:
 def columns_of(
     given: Sequence[Mapping[str, Any]],
     types: Mapping[str, pa.DataType],
-    fail: Fail,
+    fail: Callable[[int, str], None],
     *,
     before: pa.Table | None = None,
     complete: bool = False,
@@ -97,99 +83,59 @@ def columns_of(
         complete: see types.
     """
     before = pa.table({}) if before is None else before
-    names = dict.fromkeys(name for row in given for name in row)
-    others = [name for name in names if name not in types]
+    names = {name for row in given for name in row}
     columns = {}
-    for name in [*types, *(sorted(others) if complete else others)]:
+    for name in [*types, *sorted(names - types.keys())]:
         here = before.schema.field(name).type if name in before.column_names else None
         kind = types.get(name) or (here if complete else None)
         if name not in names and kind is not None and here == kind:
             continue
-        if here is None:
-            values = [row.get(name) for row in given]
-        else:
-            values = [row.get(name, _MISSING) for row in given]
-            if any(value is _MISSING for value in values):
-                kept = before.column(name).to_pylist()
-                values = [old if new is _MISSING else new for old, new in zip(kept, values, strict=True)]
+        values = [row.get(name, _MISSING) for row in given]
+        if any(value is _MISSING for value in values):
+            kept = [None] * len(given) if here is None else before.column(name).to_pylist()
+            values = [old if new is _MISSING else new for old, new in zip(kept, values, strict=True)]
         if kind is None and complete:
+            why = f'it gave a column "{name}", which no row tried before the run has; name its type in types'
             for row, value in enumerate(values):
                 if value is not None:
-                    fail(row, _fitted(name, value, common_type([value]))[0] or _not_seen(name))
+                    fail(row, why)
             continue
         columns[name] = column_as(name, values, common_type(values, here) if kind is None else kind, fail)
     return columns
 
 
-_MISSING: Any = object()
-
-
-def _not_seen(name: str) -> str:
-    return (
-        f'it gave a column "{name}", which no row tried before the run has; give it in every row, None where there is '
-        "none, or name its type in types"
-    )
-
-
-def column_as(name: str, values: Sequence[Any], kind: pa.DataType, fail: Fail) -> pa.Array:
+def column_as(name: str, values: Sequence[Any], kind: pa.DataType, fail: Callable[[int, str], None]) -> pa.Array:
     """`values` as a column of type `kind`, null where `fail` was called because a value does not fit."""
+
+    def unfit(row: int, error: Exception) -> None:
+        fitting[row] = None
+        value = values[row]
+        if isinstance(error, UnicodeEncodeError):
+            return fail(row, "it gave text with half a surrogate pair, which is no Unicode")
+        is_shown = type(value) in {*_PLAIN, bytes, dict, list}
+        shown = f"{repr(value)[:60]} ({type(value).__name__})" if is_shown else f"a {type(value).__name__}"
+        was = "null in every row" if pa.types.is_null(kind) else str(kind)[:80]
+        return fail(row, f'it gave {shown} for column "{name}", which is {was} in the rows tried first')
+
+    fitting = list(values)
+    parts = in_halves(lambda start, stop: _exactly(values[start:stop], kind), 0, len(values), unfit)
+    return parts[0] if parts and len(parts[0]) == len(values) else _exactly(fitting, kind)
+
+
+def _exactly(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+    """`values` as they are in a column of type `kind`; one of `_ERRORS` where that is not possible."""
     kinds = set(map(type, values)) - {type(None)}
     if not kinds:
         return pa.nulls(len(values), kind)
-    try:
-        if len(kinds) == 1 and _PLAIN.get(next(iter(kinds))) == kind:
-            return column_of(values)
-        if kind not in _PLAIN.values():
-            made = pa.array(list(map(_plain, values)), kind)
-            if all(map(_same, values, made.to_pylist())):
-                return made
-    except _ERRORS:
-        pass
-    fitting: list[Any] = []
-    for place, value in enumerate(values):
-        reason, fitted = _fitted(name, value, kind)
-        if reason is not None:
-            fail(place, reason)
-        fitting.append(fitted)
-    plain = kind in _PLAIN.values() and any(value is not None for value in fitting)
-    return column_of(fitting) if plain else pa.array(fitting, kind)
-
-
-def _fitted(name: str, value: Any, kind: pa.DataType) -> tuple[str | None, Any]:
-    """(None, a value that fits), or (why it does not, None)."""
-    value = _plain(value)
-    if value is None or (type(value) is int and kind == pa.float64() and _is_exact(value)):
-        return None, value if value is None else float(value)
-    try:
-        if type(value) not in _PLAIN or kind not in _PLAIN.values():
-            fits = not pa.types.is_null(kind) and _same(value, pa.array([value], kind)[0].as_py())
-        else:
-            fits = _PLAIN[type(value)] == kind and len(column_of([value])) == 1
-        if fits:
-            return None, value
-        _type_of(value)
-    except UnicodeEncodeError:
-        return "it gave text with half a surrogate pair, which is no Unicode", None
-    except _ERRORS as error:
-        if type(value) not in _PLAIN:
-            of = type(value).__name__
-            return f'what it gave for column "{name}" ({of}) is no value for Arrow: {one_line(error)}', None
-    try:
-        shown = shown_value(value)
-    except Exception:  # whatever the value's own code does
-        shown = "something"
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
-    if type(value) is int and kind == pa.int64():
-        return f'it gave {shown} for column "{name}"; a whole number of 64 bits is needed, -2**63 to 2**63 - 1', None
-    was = "null in every row" if pa.types.is_null(kind) else str(kind)[:80]
-    return (
-        f'it gave {shown!r} ({type(value).__name__}) for column "{name}", which is {was} in the rows tried first',
-        None,
-    )
-
-
-def _is_exact(value: int) -> bool:
-    return abs(value) < 1 << 1000 and int(float(value)) == value
+    if len(kinds) == 1 and _PLAIN.get(next(iter(kinds))) == kind:
+        return column_of(values)
+    if kind == pa.float64() and kinds <= {int, float}:
+        made = column_of([value if value is None else float(value) for value in values])
+    else:
+        made = pa.array(list(map(_plain, values)), kind)
+    if not all(map(_same, values, made.to_pylist())):
+        raise TypeError(f"not {kind}")
+    return made
 
 
 def _type_of(value: Any) -> pa.DataType:
@@ -201,12 +147,13 @@ def _type_of(value: Any) -> pa.DataType:
 
 
 def _wider(one: pa.DataType, other: pa.DataType) -> pa.DataType:
-    """A type that holds values of both; pa.ArrowException where there is none."""
+    """A type that holds values of both; one of `_ERRORS` where there is none."""
     if one == other or pa.types.is_null(other):
         return one
-    plain = [kind for kind in (one, other) if kind in _PLAIN.values()]
-    if plain and {one, other} != {pa.int64(), pa.float64()} and not pa.types.is_null(one):
-        raise pa.ArrowTypeError(f"{one} and {other}")
+    if pa.types.is_null(one):
+        return other
+    if {one, other} & set(_PLAIN.values()) and {one, other} != {pa.int64(), pa.float64()}:
+        raise TypeError(f"{one} and {other}")
     schemas = [pa.schema([("value", kind)]) for kind in (one, other)]
     return pa.unify_schemas(schemas, promote_options="permissive").field(0).type
 
@@ -225,6 +172,40 @@ def _same(value: Any, back: Any) -> bool:
         return isinstance(back, dict) and all(_same(value.get(key), back.get(key)) for key in {**value, **back})
     if isinstance(value, list | tuple):
         return isinstance(back, list) and len(value) == len(back) and all(map(_same, value, back))
-    if isinstance(value, bool) != isinstance(back, bool):
-        return False
-    return bool(value == back) or (value != value and back != back)
+    if isinstance(value, float) and math.isnan(value):
+        return isinstance(back, float) and math.isnan(back)
+    return isinstance(value, bool) == isinstance(back, bool) and bool(value == back)
+
+
+def in_halves(
+    attempt: Callable[[int, int], _T], start: int, stop: int, fail: Callable[[int, Exception], None]
+) -> list[_T]:
+    """The results of `attempt(start, stop)` over rows, cut in halves as long as it raises.
+
+    So `fail(row, error)` is called for the rows over which it raises alone, ascending, and all others have a result.
+    What no row is to blame for, errors of memory or of the pipeline, is raised.
+    """
+    try:
+        return [attempt(start, stop)]
+    except (MemoryError, PipelineError):
+        raise
+    except Exception as error:
+        if stop - start <= 1:
+            fail(start, error)
+            return []
+    middle = (start + stop) // 2
+    return [*in_halves(attempt, start, middle, fail), *in_halves(attempt, middle, stop, fail)]
+
+
+def cast_or_fail(column: pa.Array, kind: pa.DataType, fail: Callable[[int, Exception], None]) -> pa.Array:
+    """`column` as `kind`, null where `fail(row, error)` was called because a value cannot become of that type."""
+    sound = np.ones(len(column), dtype=bool)
+
+    def drop(row: int, error: Exception) -> None:
+        sound[row] = False
+        fail(row, error)
+
+    parts = in_halves(lambda start, stop: column.slice(start, stop - start).cast(kind), 0, len(column), drop)
+    if sound.all():
+        return parts[0]
+    return pc.if_else(bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)
