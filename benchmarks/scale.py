@@ -23,7 +23,7 @@ from zephon.curriculum.mixture import Curriculum
 from zephon.curriculum.order import DatasetOrder, OrderOptions
 from zephon.data import sidecar
 from zephon.data.catalog import Catalog
-from zephon.data.formats import FORMATS
+from zephon.data.formats.registry import formats
 
 ROW_BYTES = 3000
 
@@ -91,7 +91,7 @@ def main() -> None:
         table = sidecar.load(index)
         assert table is not None
         told("index read")
-        catalog = Catalog.from_shards("crawl", FORMATS["parquet"], table)
+        catalog = Catalog.from_shards("crawl", formats()["parquet"], table)
         del table
         told(f"catalog of {catalog.rows:,} rows")
         catalog.fingerprint  # noqa: B018
