@@ -13,10 +13,10 @@ from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
+
 from support.chat_data import CHATML, write_chat_tokenizer
 from support.operator_data import fails_on_sevens, shout
 from support.process_data import FailsToBegin, Pid, Unsendable, children_of, dies, dies_once, exits, slow, wait_until
-
 from zephon import DataError, Pipeline, PipelineError, WorkerError
 from zephon.engine.processes import channel, child
 from zephon.engine.runners.process import ProcessRunner

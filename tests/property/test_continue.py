@@ -6,10 +6,10 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support import step_digests
 from support.examples import few
 from support.operator_data import Doubled
-
 from zephon import CheckpointError, Pipeline, PipelineError, RecipeError
 from zephon.config.topology import divisors
 from zephon.io import Dataset

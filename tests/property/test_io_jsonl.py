@@ -10,8 +10,8 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.io_data import open_path
 
+from support.io_data import open_path
 from zephon.data.formats import jsonl
 from zephon.data.formats.base import Group
 from zephon.errors import DataError

@@ -10,7 +10,7 @@ from zephon import DataRecipe, Pipeline, PipelineError, RecipeError
 from zephon.cli.plan import Forecast
 from zephon.curriculum.mixture import Ending
 from zephon.io import Dataset
-from zephon.run.sources import source_of
+from zephon.run.build import source_of
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 TEXTS = {name: [f"{name} {i} " + "word " * (i % 40) for i in range(300)] for name in ("a", "b", "c")}

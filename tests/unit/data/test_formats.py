@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.io_data import SUFFIXES, json_lines, open_path, write_shard
 
+from support.io_data import SUFFIXES, json_lines, open_path, write_shard
 from zephon.data.formats import jsonl
 from zephon.data.formats.sequential import SequentialBytes
 from zephon.data.storage import StoredFile, list_files

@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+
 from peers.rows import LABELS, TEXTS, TOKENS
 from support import step_digests
-
 from zephon import DataRecipe, Pipeline
 from zephon.data.formats import lance_process
 from zephon.errors import DataError

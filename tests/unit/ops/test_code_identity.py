@@ -7,8 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from support import code_cases
 
+from support import code_cases
 from zephon.ops.identity import identity_of
 from zephon.ops.rows import MapTransform
 

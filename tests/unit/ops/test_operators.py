@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+
 from support import step_digests
 from support.operator_data import (
     Counting,
@@ -20,7 +21,6 @@ from support.operator_data import (
     reversed_texts,
     shout,
 )
-
 from zephon import DataError, DataRecipe, Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.expression import Expression

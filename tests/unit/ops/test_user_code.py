@@ -22,8 +22,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.operator_data import Doubled, Joined, Suffix
 
+from support.operator_data import Doubled, Joined, Suffix
 from zephon import DataError, Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.identity import identity_of

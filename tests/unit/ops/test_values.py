@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import step_digests
 
+from support import step_digests
 from zephon import DataError, Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.expression import Expression

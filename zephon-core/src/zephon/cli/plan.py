@@ -13,8 +13,8 @@ from zephon.config.recipe import DataRecipe
 from zephon.curriculum.mixture import Curriculum
 from zephon.errors import RecipeError
 from zephon.pipeline import Pipeline
+from zephon.run.build import chain_of
 from zephon.run.compile import Compiled
-from zephon.run.sources import chain_of
 
 __all__ = ["Forecast", "percents", "plan"]
 

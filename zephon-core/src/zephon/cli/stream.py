@@ -11,7 +11,7 @@ from zephon.config.recipe import DataRecipe
 from zephon.config.topology import resolve_lanes
 from zephon.errors import TopologyError
 from zephon.pipeline import Pipeline
-from zephon.run.sources import source_of
+from zephon.run.build import source_of
 
 __all__ = ["stream"]
 

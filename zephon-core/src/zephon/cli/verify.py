@@ -16,8 +16,8 @@ from zephon.cli.source import open_pipeline, plural
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import DataError, PipelineError, RecipeError
+from zephon.run.build import source_of
 from zephon.run.ledger import Ledger, compare, read_ledger
-from zephon.run.sources import source_of
 
 __all__ = ["Verdict", "judge", "parse_numbers", "verify", "verify_ledgers", "verify_recipe"]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import logging
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from zephon.columns.appending import append_whole
-from zephon.errors import DataError, PipelineError
+from zephon.config.options import FaultPolicy
+from zephon.errors import DataError
 
-__all__ = ["ON_ERROR", "FaultBudget", "FaultPolicy", "FaultReport", "RowFault", "read_report", "reason_of"]
+__all__ = ["FaultBudget", "FaultReport", "RowFault", "read_report", "reason_of"]
 
 _log = logging.getLogger("zephon")
-ON_ERROR = ("raise", "skip", "quarantine")
 _MOST_REASON = 300
 _FAULTS_LOGGED = 10
 # A report is for people, and a process remembers what it has written: 300 MB of file, 100 MB of memory at most.
@@ -55,50 +54,6 @@ class RowFault:
 
     def __str__(self) -> str:
         return f'{self.operator} failed on dataset "{self.dataset}", shard {self.shard}, row {self.row}: {self.reason}'
-
-
-@dataclass(frozen=True, slots=True)
-class FaultPolicy:
-    """What happens to rows that cannot be used.
-
-    Attributes:
-        on_error: "raise" ends the run at the first one, "skip" leaves them out, "quarantine" leaves them out and keeps
-            what they hold in the report.
-        budget: share of the rows of a chunk that may be left out, rounded up; more end the run.
-        budget_rows: rows of a chunk that may be left out although they are more than that share.
-    """
-
-    on_error: str = "raise"
-    budget: float = 0.01
-    budget_rows: int = 0
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ON_ERROR:
-            raise PipelineError(f'on_error is {self.on_error!r}; "raise", "skip" or "quarantine" is needed.')
-        budget, rows = self.budget, self.budget_rows
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
-            raise PipelineError(f"error_budget is {budget!r}; a share of rows from 0 to 1 is needed.")
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
-            raise PipelineError(f"error_budget_rows is {rows!r}; a whole number of at least 0 is needed.")
-
-    @property
-    def skips(self) -> bool:
-        """Whether rows are left out rather than ending the run."""
-        return self.on_error != "raise"
-
-    @property
-    def keeps(self) -> bool:
-        """Whether the content of rows that are left out is kept."""
-        return self.on_error == "quarantine"
-
-    def allowed(self, rows: int) -> int:
-        """How many of so many rows may be left out."""
-        return max(math.ceil(self.budget * rows), self.budget_rows)
-
-    def described(self, rows: int) -> str:
-        """The budget for so many rows, in words."""
-        more = f" or error_budget_rows {self.budget_rows}" if self.budget_rows else ""
-        return f"error_budget {self.budget}{more} allows {self.allowed(rows)}"
 
 
 class FaultBudget:

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from zephon.columns.faults import FaultPolicy
-from zephon.data.node_cache import NodeCache
-from zephon.data.spans import Spans
-from zephon.engine.runners import RUNNERS
 from zephon.errors import PipelineError
-from zephon.ops.base import check_workers
 
-__all__ = ["CacheOptions", "Options", "default_cache_dir", "default_lookahead", "default_workers"]
+__all__ = [
+    "ON_ERROR",
+    "RUNNERS",
+    "CacheOptions",
+    "FaultPolicy",
+    "Options",
+    "check_workers",
+    "default_cache_dir",
+    "default_lookahead",
+    "default_workers",
+]
+
+RUNNERS = ("inline", "threads", "process")
+ON_ERROR = ("raise", "skip", "quarantine")
+MAX_WORKERS = 1024
 
 DEFAULT_MEMORY_BYTES = 512 << 20
 # What may be kept of stores where nobody said where or how much: a home folder is not for a corpus.
@@ -60,6 +70,60 @@ def _whole(name: str, value: Any, least: int = 1) -> None:
         raise PipelineError(f"option {name} is {value!r}; a whole number of at least {least} is needed.")
 
 
+def check_workers(operator: str, parallelism: object) -> None:
+    """Refuse a number of workers that cannot be meant; None stands for the default."""
+    if parallelism is None:
+        return
+    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= MAX_WORKERS:
+        raise PipelineError(
+            f"{operator} parallelism is {parallelism!r}; a whole number from 1 to {MAX_WORKERS}, or None, is needed."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class FaultPolicy:
+    """What happens to rows that cannot be used.
+
+    Attributes:
+        on_error: "raise" ends the run at the first one, "skip" leaves them out, "quarantine" leaves them out and keeps
+            what they hold in the report.
+        budget: share of the rows of a chunk that may be left out, rounded up; more end the run.
+        budget_rows: rows of a chunk that may be left out although they are more than that share.
+    """
+
+    on_error: str = "raise"
+    budget: float = 0.01
+    budget_rows: int = 0
+
+    def __post_init__(self) -> None:
+        if self.on_error not in ON_ERROR:
+            raise PipelineError(f'on_error is {self.on_error!r}; "raise", "skip" or "quarantine" is needed.')
+        budget, rows = self.budget, self.budget_rows
+        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
+            raise PipelineError(f"error_budget is {budget!r}; a share of rows from 0 to 1 is needed.")
+        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
+            raise PipelineError(f"error_budget_rows is {rows!r}; a whole number of at least 0 is needed.")
+
+    @property
+    def skips(self) -> bool:
+        """Whether rows are left out rather than ending the run."""
+        return self.on_error != "raise"
+
+    @property
+    def keeps(self) -> bool:
+        """Whether the content of rows that are left out is kept."""
+        return self.on_error == "quarantine"
+
+    def allowed(self, rows: int) -> int:
+        """How many of so many rows may be left out."""
+        return max(math.ceil(self.budget * rows), self.budget_rows)
+
+    def described(self, rows: int) -> str:
+        """The budget for so many rows, in words."""
+        more = f" or error_budget_rows {self.budget_rows}" if self.budget_rows else ""
+        return f"error_budget {self.budget}{more} allows {self.allowed(rows)}"
+
+
 @dataclass(frozen=True, slots=True)
 class CacheOptions:
     """What is kept on this node's disk and in this process's memory.
@@ -85,13 +149,17 @@ class CacheOptions:
             return None
         return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "index"
 
-    def spans(self) -> Spans:
-        """What fetches, and keeps on this node, the data of stores."""
+    @property
+    def data_dir(self) -> Path | None:
+        """The folder for data of stores, or None where none is kept."""
         if not self.enabled:
-            return Spans(None, self.memory_bytes // 2)
-        limit = self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
-        folder = (Path(self.dir) if self.dir is not None else default_cache_dir()) / "data"
-        return Spans(NodeCache(folder, limit), self.memory_bytes // 2)
+            return None
+        return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "data"
+
+    @property
+    def data_limit_bytes(self) -> int | None:
+        """Most bytes below `data_dir`, None for no limit but the disk."""
+        return self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
 
     @staticmethod
     def from_io_options(io_options: Mapping[str, Any] | None) -> CacheOptions:

@@ -13,12 +13,12 @@ from zephon.columns.damage import Damaged, LostShard
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
 from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere, template_of
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format
 from zephon.data.formats.registry import format_named, select_format
 from zephon.data.job_listing import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
-from zephon.data.spans import Spans
 from zephon.data.storage import Listing, is_remote, list_files, local_path
 from zephon.data.stores.base import shown
 from zephon.errors import DataError, RecipeError

@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.damage import FAULT, Lost, split_damaged
-from zephon.columns.faults import FaultPolicy
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RowBlock, RowPart
+from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
 from zephon.curriculum.continued import AnyCurriculum
 from zephon.data.reader import OpenDataset

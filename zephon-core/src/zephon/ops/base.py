@@ -20,21 +20,8 @@ from typing import Protocol
 import numpy as np
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
-from zephon.errors import PipelineError
 
-__all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer", "check_workers"]
-
-MAX_WORKERS = 1024
-
-
-def check_workers(operator: str, parallelism: object) -> None:
-    """Refuse a number of workers that cannot be meant; None stands for the default."""
-    if parallelism is None:
-        return
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= MAX_WORKERS:
-        raise PipelineError(
-            f"{operator} parallelism is {parallelism!r}; a whole number from 1 to {MAX_WORKERS}, or None, is needed."
-        )
+__all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer"]
 
 
 @dataclass(frozen=True, slots=True)

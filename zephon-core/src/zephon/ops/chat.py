@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
+from zephon.config.options import check_workers
 from zephon.errors import PipelineError
-from zephon.ops.base import check_workers
 from zephon.ops.rows import check_names, check_runner
 from zephon.ops.tokenize import check_limit
 from zephon.tokenizer.tokenizer import Tokenizer

@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.faults import FaultPolicy, reason_of
+from zephon.columns.faults import reason_of
+from zephon.config.options import FaultPolicy
 from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.probe import Sample

@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import shown_value
-from zephon.columns.faults import FaultPolicy, RowFault, reason_of
+from zephon.columns.faults import RowFault, reason_of
 from zephon.columns.records import RowBlock, RowPart, TokenBlock, ragged_take
+from zephon.config.options import FaultPolicy
 from zephon.errors import DataError
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 

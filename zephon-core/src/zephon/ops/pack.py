@@ -8,8 +8,9 @@ from typing import ClassVar
 import numpy as np
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
+from zephon.config.options import check_workers
 from zephon.errors import PipelineError
-from zephon.ops.base import Job, PackCounts, check_workers
+from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
 __all__ = ["PACK_ALGORITHMS", "PackFlat", "PackSequences", "WrapPacker"]

@@ -14,8 +14,8 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import column_of, int64_array, mask_of, one_chunk, valid_mask, values_of
 from zephon.columns.records import ragged_take
+from zephon.config.options import check_workers
 from zephon.errors import PipelineError
-from zephon.ops.base import check_workers
 from zephon.ops.documents import Documents, column_type_error, shortened, split_up
 from zephon.ops.expression import missing_column
 from zephon.ops.rows import Rows, check_names

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import posixpath
-from typing import TYPE_CHECKING
 
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Shard, corrupt_data_errors
 from zephon.data.formats.ipc import IpcShard
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = ["ArrowIpc"]
 

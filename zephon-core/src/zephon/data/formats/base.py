@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +24,9 @@ import pyarrow as pa
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
 from zephon.data.columns import check_columns, physical_columns, sound_table, with_paths
+from zephon.data.fetch import Spans
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = [
     "MAX_GROUP_ROWS",

@@ -18,18 +18,16 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.data.columns import top_level
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Group, Groups, Shard, run_bounds
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = ["Lance", "serve"]
 

@@ -19,12 +19,13 @@ from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import TOKENS, Format, Group, Groups, Shard, read_exactly, run_groups, sample_digest
 from zephon.data.formats.ipc import IpcShard
 from zephon.data.formats.samples import (
@@ -41,9 +42,6 @@ from zephon.data.formats.samples import (
 from zephon.data.formats.sequential import open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = ["LitData"]
 

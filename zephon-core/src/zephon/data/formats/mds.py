@@ -11,12 +11,13 @@ from __future__ import annotations
 import hashlib
 import json
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Shard, sample_digest
 from zephon.data.formats.samples import (
     INDEX_NAME,
@@ -35,9 +36,6 @@ from zephon.data.formats.samples import (
 from zephon.data.formats.sequential import CODECS, SNAPPY, open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = ["MosaicShards"]
 

@@ -11,8 +11,8 @@ import difflib
 import functools
 import posixpath
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING
 
+from zephon.data.fetch import Spans
 from zephon.data.formats.arrow_ipc import ArrowIpc
 from zephon.data.formats.base import Format
 from zephon.data.formats.jsonl import JsonLines
@@ -22,9 +22,6 @@ from zephon.data.formats.tokens import Megatron, NumpyTokens, PlainTokens
 from zephon.data.formats.webdataset import WebDataset
 from zephon.data.storage import Listing
 from zephon.errors import DataError, RecipeError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = ["GROUP", "PLUGINS", "format_named", "formats", "select_format"]
 

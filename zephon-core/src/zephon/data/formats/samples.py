@@ -12,7 +12,7 @@ import posixpath
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +20,11 @@ import pyarrow as pa
 
 from zephon.columns.arrow import int64_array
 from zephon.data.columns import top_level
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import Group, Groups, Shard, read_exactly, run_groups, token_lists
 from zephon.data.formats.sequential import SequentialBytes, open_stream, read_range
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.spans import Spans
 
 __all__ = [
     "INDEX_NAME",

@@ -4,6 +4,8 @@ announce(file, ranges) ──> threads ──> memory ──┐
 read(file, start, length) ──────────────────────┴─> bytes     (node cache ──> store, whoever asks first)
 """
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
@@ -12,11 +14,12 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+from zephon.config.options import CacheOptions
 from zephon.data.node_cache import NodeCache
 from zephon.data.storage import SMALL_BYTES, StoredFile
 from zephon.errors import RecipeError
 
-__all__ = ["Spans"]
+__all__ = ["Spans", "open_spans"]
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +31,12 @@ _PART_BYTES = 8 << 20
 _NOTED_SHARDS = 4096
 _NOTED_READS = 64
 _Key = tuple[str, str, int, int]
+
+
+def open_spans(cache: CacheOptions) -> Spans:
+    """What fetches the data of stores, and keeps it on this node, as `cache` says."""
+    node = NodeCache(cache.data_dir, cache.data_limit_bytes) if cache.data_dir is not None else None
+    return Spans(node, cache.memory_bytes // 2)
 
 
 class Spans:

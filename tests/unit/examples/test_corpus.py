@@ -12,10 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
-from zephon.cli import corpus
-from zephon.cli.corpus import build_corpus, build_demo, grow, train_tokenizer, write_recipe
+from examples import corpus
+from examples.corpus import build_corpus, build_demo, grow, train_tokenizer
 from zephon.config.recipe import DataRecipe
-from zephon.errors import DataError
 
 SMALL = 200_000
 
@@ -79,11 +78,6 @@ def test_code_rows_put_together_are_the_files(library: Path, tmp_path: Path) -> 
     assert list(files) == names
 
 
-def test_code_is_cut_above_the_comment_of_a_definition(library: Path, tmp_path: Path) -> None:
-    rows = [row["text"] for row in code_rows(build_corpus(tmp_path / "out")["code"]) if row["path"] == "a.py"]
-    assert [text.splitlines()[0] for text in rows] == ['"""A module."""', "# About C,"]
-
-
 def test_docs_are_doc_strings_topics_and_text_files(library: Path, tmp_path: Path) -> None:
     rows = docs_rows(build_corpus(tmp_path / "out")["docs"])
     assert {row["name"]: row["text"] for row in rows} == {
@@ -96,13 +90,6 @@ def test_docs_are_doc_strings_topics_and_text_files(library: Path, tmp_path: Pat
         "LICENSE.txt": "A licence.\n",
         "package/notes.rst": "Notes\n=====\n",
     }
-
-
-def test_a_python_without_sources_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "_library", lambda: tmp_path / "python.zip")
-    with pytest.raises(DataError, match="found no Python sources"):
-        build_corpus(tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 # Of the running interpreter's library
@@ -126,7 +113,7 @@ def test_the_real_library_gives_shards_of_both_kinds(tmp_path: Path) -> None:
 
 def test_the_same_interpreter_gives_the_same_bytes(tmp_path: Path) -> None:
     script = (
-        "import sys; from zephon.cli.corpus import *; d = sys.argv[1]; s = build_corpus(d + '/corpus', "
+        "import sys; from examples.corpus import *; d = sys.argv[1]; s = build_corpus(d + '/corpus', "
         "target_bytes=100_000); train_tokenizer(['some text for a tokenizer'] * 9 + [open(__import__('ast').__file__)"
         ".read()], d + '/tok', 400); grow(s, d + '/grown', 50_000)"
     )
@@ -139,30 +126,7 @@ def test_the_same_interpreter_gives_the_same_bytes(tmp_path: Path) -> None:
     assert different == []
 
 
-@pytest.mark.parametrize(
-    ("lengths", "parts"),
-    [
-        ([1] * 8, [2, 2, 2, 2]),
-        ([1, 1, 100, 1, 1], [2, 1, 1, 1]),
-        ([100, 1, 1, 1], [1, 1, 1, 1]),
-        ([1, 1, 1, 1, 100], [2, 1, 1, 1]),
-        ([1, 2], [1, 1]),
-    ],
-)
-def test_shards_are_of_about_one_size_and_none_is_empty(lengths: list[int], parts: list[int]) -> None:
-    rows = [{"text": "x" * length, "number": str(number)} for number, length in enumerate(lengths)]
-    split = corpus._parts(rows, 4)
-    assert [row for part in split for row in part] == rows
-    assert [len(part) for part in split] == parts
-
-
 # Whole or not at all
-
-
-def test_a_second_build_does_nothing(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    sources = build_corpus(tmp_path / "out")
-    monkeypatch.setattr(corpus, "_library_rows", None)
-    assert build_corpus(tmp_path / "out") == sources
 
 
 def test_an_interrupted_build_leaves_nothing_and_is_made_again(
@@ -182,34 +146,6 @@ def test_an_interrupted_build_leaves_nothing_and_is_made_again(
     assert not killed.exists()
 
 
-def test_a_corpus_of_other_making_is_replaced(library: Path, tmp_path: Path) -> None:
-    build_corpus(tmp_path / "out", target_bytes=1)
-    few = len(docs_rows(tmp_path / "out" / "docs"))
-    build_corpus(tmp_path / "out")
-    assert len(docs_rows(tmp_path / "out" / "docs")) > few
-    assert sorted(path.name for path in tmp_path.iterdir() if path.name.startswith(".out-")) == []
-
-
-def test_a_folder_of_the_users_is_left_alone(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.txt").write_text("mine")
-    with pytest.raises(DataError, match="was not made by Zephon"):
-        build_corpus(tmp_path / "out")
-    assert (tmp_path / "out" / "thesis.txt").read_text() == "mine"
-
-
-def test_a_place_that_cannot_be_written_is_told(library: Path, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    for make in (
-        lambda: build_corpus(tmp_path / "file" / "out"),
-        lambda: build_corpus(tmp_path / "file"),
-        lambda: train_tokenizer(["a"], tmp_path / "file", 300),
-        lambda: write_recipe(tmp_path / "file" / "recipe.toml", {"a": tmp_path}),
-    ):
-        with pytest.raises(DataError, match=r"file.*: the demo's data cannot be written here"):
-            make()
-
-
 # Larger corpora
 
 
@@ -224,13 +160,6 @@ def test_a_grown_corpus_is_larger_and_varied(library: Path, tmp_path: Path) -> N
         originals = [row["text"] for row in (code_rows if name == "code" else docs_rows)(sources[name])]
         lines = {line for text in originals for line in text.split("\n")}
         assert {line for text in texts for line in text.split("\n")} <= lines
-
-
-def test_another_seed_grows_another_corpus(library: Path, tmp_path: Path) -> None:
-    sources = build_corpus(tmp_path / "out")
-    first = code_rows(grow(sources, tmp_path / "1", 10_000, seed=1)["code"])
-    assert code_rows(grow(sources, tmp_path / "again", 10_000, seed=1)["code"]) == first
-    assert code_rows(grow(sources, tmp_path / "2", 10_000, seed=2)["code"]) != first
 
 
 # Tokenizer and recipe
@@ -256,20 +185,6 @@ def test_a_trained_tokenizer_is_byte_level_and_declares_its_special_tokens(
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert config["eos_token"] == options.get("eos_token", "<|eos|>")
     assert config["bos_token"] == options.get("bos_token", "<|bos|>")
-
-
-def test_a_written_recipe_loads(tmp_path: Path) -> None:
-    sources = {"in": tmp_path / "run" / "a", 'o"ut\\': tmp_path / "b"}
-    keys = {"seed": 3, "cache_dir": "cache", "repeat": False, "text_field": "t\u00e9xt"}
-    path = write_recipe(tmp_path / "run" / "recipe.toml", sources, weights={"in": 2}, keys=keys)
-    recipe = DataRecipe.from_toml(path)
-    assert (recipe.seed, recipe.repeat, recipe.text_field) == (3, False, "t\u00e9xt")
-    assert recipe.cache_dir == tmp_path / "run" / "cache"
-    assert [(source.name, source.path, source.weight) for source in recipe.sources] == [
-        ("in", str(tmp_path / "run" / "a"), 2.0),
-        ('o"ut\\', str(tmp_path / "b"), 1.0),
-    ]
-    assert 'path = "a"' in path.read_text()
 
 
 def test_the_demo_has_corpus_tokenizer_and_recipe(library: Path, tmp_path: Path) -> None:
