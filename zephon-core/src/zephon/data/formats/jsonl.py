@@ -476,13 +476,21 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
             return _STRING.decode(value)
         if kind in ("text", "json"):
             return value.decode()
-    except ValueError as error:
-        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({error})", "repair or drop that line")
+    except ValueError:
+        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({_first_bad(value)})", "repair or drop that line")
     if kind == "number" and first in "-0123456789NI":
         return float(value)
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")
+
+
+def _first_bad(text: bytes) -> str:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {text[error.start]:#04x} at {error.start}"
+    return "a lone surrogate"
 
 
 def _named(value: bytes) -> str:
