@@ -154,7 +154,7 @@ class _Sample:
 
 
 class _Header(tarfile.TarInfo):
-    """A member whose header, if it is an ordinary one, is read in a fifth of the time: headers are what archives cost."""
+    """A member whose header, if it is a plain one, is read in a fifth of the time, which is what archives cost."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
