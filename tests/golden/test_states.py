@@ -32,6 +32,9 @@ CHAT_TEMPLATE = """{{ bos_token }}{% for message in messages %}
 {%- if message.role == 'assistant' %}{{ '> ' }}{% generation %}{{ message.content + eos_token }}{% endgeneration %}
 {%- else %}{{ message.role + ': ' + message.content + '\\n' }}{% endif %}{% endfor %}"""
 
+TOOLS_TEMPLATE = """{{ strftime_now('%Y-%m-%d') }} {{ tools[0].name }}
+{% for message in messages %}{{ message.role + ': ' + message.content + eos_token + '\\n' }}{% endfor %}"""
+
 Build = Callable[..., Pipeline]
 
 
@@ -130,11 +133,25 @@ def write_data(folder: Path) -> None:
         }
         for i in range(200)
     ]
+    numbers = [[2 + (i * j) % 200 for j in range(5 + i % 40)] for i in range(150)]
     ids = [
-        {"ids": [2 + (i * j) % 200 for j in range(5 + i % 40)], "loss": [int(j % 3 > 0) for j in range(5 + i % 40)]}
-        for i in range(150)
+        {
+            "ids": row,
+            "loss": [int(j % 3 > 0) for j in range(len(row))],
+            "labels": [-100 if j % 5 == 0 else token for j, token in enumerate(row)],
+            "positions": [j % 7 for j in range(len(row))],
+        }
+        for row in numbers
     ]
-    for name, rows in {"pages": pages, "talks": talks, "ids": ids}.items():
+    answers = [
+        {
+            "question": text_of(f"question {i}", 4 + i % 7),
+            "answer": "<|eos|>" * (i % 5 == 0) + text_of(f"answer {i}", 6 + i % 17),
+            "functions": json.dumps([{"name": f"f{i % 3}"}]),
+        }
+        for i in range(160)
+    ]
+    for name, rows in {"pages": pages, "talks": talks, "ids": ids, "answers": answers}.items():
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         (folder / f"{name}.jsonl").write_text(lines, encoding="utf-8")
     (folder / "damaged.jsonl").write_text(
@@ -258,6 +275,49 @@ def cases(folder: Path) -> dict[str, Case]:
             told, tokenizer=tokenizer, seq_len=200, microbatch_size=2, global_batch=GLOBAL_BATCH, **topology
         )
 
+    def other_recipe(**topology: int) -> Pipeline:
+        told = DataRecipe.from_dict(
+            {
+                "seed": 14,
+                "canonical_replicas": LANES,
+                "runner": "inline",
+                "chunk_size": 12,
+                "pack_mode": "sequences",
+                "max_documents_per_record": 5,
+                "num_bins": 8,
+                "shuffle_after_pack": False,
+                "flush_every_k_chunks": 2,
+                "max_document_tokens": 120,
+                "sources": [
+                    {"name": "pages", "path": "pages.jsonl", "weight": 2, "split_long_documents": True},
+                    {
+                        "name": "answers",
+                        "path": "answers.jsonl",
+                        "documents": "chat",
+                        "chat_template": TOOLS_TEMPLATE,
+                        "messages_field": "question",
+                        "response_field": "answer",
+                        "tools_field": "functions",
+                        "chat_date": "2024-07-26",
+                        "chat_assistant_tokens": "all",
+                    },
+                    {
+                        "name": "ids",
+                        "path": "ids.jsonl",
+                        "documents": "tokens",
+                        "tokens_field": "ids",
+                        "labels_field": "labels",
+                        "positions_field": "positions",
+                        "special_tokens": "none",
+                    },
+                ],
+            },
+            base=folder,
+        )
+        return Pipeline.from_recipe(
+            told, tokenizer=tokenizer, seq_len=200, microbatch_size=2, global_batch=GLOBAL_BATCH, **topology
+        )
+
     wrap = packed(mixed(token_estimation=TokenEstimation()), 100, shuffle=32)
     other_shuffle = packed(mixed(token_estimation=TokenEstimation()), 100, shuffle=16)
     more = Dataset.from_dict("more", {"text": [text_of(f"more {i}", 4 + i % 30) for i in range(90)]})
@@ -303,6 +363,7 @@ def cases(folder: Path) -> dict[str, Case]:
         "damaged rows": Case(damaged),
         "formats": Case(formats),
         "recipe": Case(recipe, restored_on=(4,)),
+        "recipe of sequences, answers and token ids": Case(other_recipe),
     }
 
 

@@ -21,15 +21,9 @@ from __future__ import annotations
 from zephon.columns.lane_start import LaneStart
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import Change
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint, check_ranks_agree
 from zephon.run.report import Mixture, Progress, loader_metrics
-from zephon.run.state import (
-    FINGERPRINT_NAMES,
-    RunState,
-    check_allowed,
-    check_fingerprint,
-    check_ranks_agree,
-    merge_checkpoints,
-)
+from zephon.run.state import RunState, merge_checkpoints
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 __all__ = [
