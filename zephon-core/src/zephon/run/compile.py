@@ -33,15 +33,15 @@ from zephon.engine.plan import Fetcher, Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
 from zephon.errors import DataError, PipelineError
-from zephon.ops.checks import Finding, check_operators
 from zephon.ops.documents import DocumentWorker, Encoder
 from zephon.ops.needs import Needs, columns_needed
 from zephon.ops.pack import PackFlat
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.probe import Sample, probe
-from zephon.ops.rows import RowOperator, Types, types_of
+from zephon.ops.rows import RowOperator
 from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.trial import Finding, Sample, check_operators, probe
+from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import describe_growth, fingerprint_of
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier
