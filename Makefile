@@ -3,7 +3,7 @@
 .PHONY: demo test test-all lint format bench setup clean
 
 demo: setup
-	@.venv/bin/zephon demo
+	@.venv/bin/python -m examples.demo
 
 test:
 	@scripts/test
@@ -19,8 +19,7 @@ format: setup
 	@.venv/bin/ruff format .
 
 bench: setup
-	@.venv/bin/python benchmarks/throughput.py
-	@.venv/bin/python benchmarks/elastic.py
+	@.venv/bin/python -m benchmarks.run throughput elastic
 
 setup:
 	@scripts/setup

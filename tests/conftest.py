@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 from filelock import FileLock
 from hypothesis import settings
+
 from support import train_tiny_tokenizer
 from support.servers.hub import Hub
 from support.store_data import s3_store

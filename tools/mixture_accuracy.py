@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
+from examples.corpus import build_corpus, train_tokenizer
 from zephon import Pipeline
-from zephon.cli.corpus import build_corpus, train_tokenizer
 from zephon.data.cache import DecodeCache
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource

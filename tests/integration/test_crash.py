@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import step_digests
 
+from support import step_digests
 from zephon.run.ledger import read_ledger
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -4,10 +4,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from support import step_digests
 
+from examples.corpus import build_demo
+from support import step_digests
 from zephon import Pipeline
-from zephon.cli.corpus import build_demo
 from zephon.config.recipe import DataRecipe
 from zephon.run.build import source_of
 

@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from support import step_digests
 from support.servers import web
 from support.servers.clouds import Azure, Bucket, Google
-
 from zephon import DataRecipe, Pipeline
 from zephon.data.storage import FileChanged, list_files
 from zephon.errors import DataError

@@ -17,14 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from support import step_digests
 from support.io_data import json_lines, write_shard
 from support.servers import web
 from support.store_data import upload
-
 from zephon import Pipeline
+from zephon.data.fetch import Spans
 from zephon.data.node_cache import NodeCache
-from zephon.data.spans import Spans
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 from zephon.work import StaticMixtureWorkSource

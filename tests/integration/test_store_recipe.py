@@ -12,11 +12,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
 from support import step_digests
 from support.servers import web
 from support.servers.hub import Hub, Repository
 from support.store_data import upload
-
 from zephon import Pipeline
 from zephon.errors import CheckpointError
 from zephon.io import Dataset

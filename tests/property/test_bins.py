@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support import block_of, described
 
+from support import block_of, described
 from zephon.columns.records import RecordBlock
 from zephon.ops.base import PackCounts
 from zephon.ops.bins import BinPacker

@@ -7,9 +7,9 @@ import random
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support import step_digests
 from support.examples import few
-
 from zephon import Pipeline, merge_checkpoints
 from zephon.config.topology import divisors
 from zephon.io import Dataset, DecodeCache

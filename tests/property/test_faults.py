@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from support import step_digests
 from support.examples import few
-
 from zephon import DataError, Pipeline, merge_checkpoints
 from zephon.columns.damage import FAULT, split_damaged
 from zephon.columns.faults import read_report

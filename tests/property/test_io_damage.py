@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.io_data import open_path
 
+from support.io_data import open_path
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 

@@ -12,8 +12,8 @@ import pyarrow.json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.io_data import SUFFIXES, json_lines, open_path, write_shard
 
+from support.io_data import SUFFIXES, json_lines, open_path, write_shard
 from zephon.data.formats import jsonl
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache

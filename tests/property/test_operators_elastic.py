@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support import step_digests
 from support.chat_data import CHATML, write_chat_tokenizer
 from support.examples import few
@@ -22,11 +23,11 @@ from support.operator_data import (
     two_of_each,
     valued,
 )
-
 from zephon import Pipeline, merge_checkpoints
 from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ops.rows import MapBatches, MapTransform, Rows
+from zephon.ops.functions import MapBatches, MapTransform
+from zephon.ops.rows import Rows
 from zephon.work import StaticMixtureWorkSource
 
 SETTINGS = few(12)

@@ -3,8 +3,8 @@
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
-from support import catalog_of
 
+from support import catalog_of
 from zephon.curriculum.order import DatasetOrder, OrderOptions, segment_starts
 from zephon.curriculum.permute import feistel, shuffled_indices
 

@@ -4,6 +4,7 @@ import json
 
 from hypothesis import Phase, given
 from hypothesis import strategies as st
+
 from support.examples import few
 from support.operator_data import (
     Doubled,
@@ -17,7 +18,6 @@ from support.operator_data import (
     two_of_each,
 )
 from support.process_data import keeps_number
-
 from zephon import Pipeline, merge_checkpoints
 from zephon.config.topology import divisors
 from zephon.io import Dataset

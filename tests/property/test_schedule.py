@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import catalog_of
 
+from support import catalog_of
 from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
 from zephon.curriculum.schedule import SHARE_ONE, check_stages, shares_between, spans_of

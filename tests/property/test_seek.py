@@ -3,9 +3,9 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support import step_digests
 from support.examples import few
-
 from zephon import CheckpointError, DataError, Pipeline, PipelineError
 from zephon.config.topology import divisors
 from zephon.io import Dataset

@@ -6,8 +6,8 @@ import itertools
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.tokenizer_data import FAMILIES, add_token, column, reference_ids, rows, save
 
+from support.tokenizer_data import FAMILIES, add_token, column, reference_ids, rows, save
 from zephon.errors import TokenizerError
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

@@ -24,7 +24,7 @@ def catalog_of(group_rows: list[int], groups_per_shard: int, *, row_bytes: int =
 
 def train_tiny_tokenizer(folder: Path, *, bos: str | None = "<|bos|>", eos: str | None = "<|eos|>") -> Path:
     """A byte-level BPE of 400 tokens, trained on a page of this Python's own sources."""
-    from zephon.cli.corpus import train_tokenizer
+    from examples.corpus import train_tokenizer
 
     text = Path(textwrap.__file__).read_text(encoding="utf-8")
     if eos is None:

@@ -15,8 +15,8 @@ import time
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support import train_tiny_tokenizer
 
+from support import train_tiny_tokenizer
 from zephon import DataError, DataRecipe, Pipeline, PipelineError, RecipeError, TokenizerError, TopologyError
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource, TokenEstimation

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.operator_data import shout
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
+from support.operator_data import shout
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource

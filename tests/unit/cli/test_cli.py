@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support import setup_of
 from typer.testing import CliRunner
 
+from examples.corpus import train_tokenizer, write_recipe
+from support import setup_of
 from zephon import DataError, DataRecipe, Pipeline, PipelineError, RecipeError
 from zephon.cli import app as cli_app
 from zephon.cli.console import print_table, printable
-from zephon.cli.corpus import train_tokenizer, write_recipe
 from zephon.cli.matrix import Leg, Matrix, Run, microbatch_for
 from zephon.cli.plan import Forecast, percents
 from zephon.cli.source import count, plural
@@ -360,7 +360,7 @@ def test_verify_refuses_what_does_not_fit_before_any_process_starts(zephon, corp
 def test_help_and_version_are_short(zephon):
     code, out, _ = zephon("--help")
     assert code == 0
-    assert [command for command in ("stream", "demo", "show", "verify") if f"\n  {command}" not in out] == []
+    assert [command for command in ("stream", "plan", "show", "index", "verify") if f"\n  {command}" not in out] == []
     assert zephon("--version")[1].startswith("zephon 0.")
 
 

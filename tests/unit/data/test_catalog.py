@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from support.io_data import SUFFIXES, open_path, write_shard
 
+from support.io_data import SUFFIXES, open_path, write_shard
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from support.io_data import open_path
 
+from support.io_data import open_path
 from zephon.data.formats import base, jsonl
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache

@@ -5,9 +5,9 @@ import os
 
 import numpy as np
 import pytest
-from support.io_data import open_path, write_shard
 from typer.testing import CliRunner
 
+from support.io_data import open_path, write_shard
 from zephon.cli.app import app
 from zephon.data import catalog
 from zephon.data.storage import StoredFile

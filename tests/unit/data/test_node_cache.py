@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from zephon.data.fetch import Spans
 from zephon.data.node_cache import NodeCache
-from zephon.data.spans import Spans
 from zephon.errors import RecipeError
 
 KB = 1 << 10

@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.io_data import SUFFIXES, open_path, write_shard
 
+from support.io_data import SUFFIXES, open_path, write_shard
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from support.io_data import write_shard
 from support.servers import web
 from support.servers.hub import Hub, Repository
 from support.servers.web import Response, Server, ranged
-
 from zephon.data.job_listing import job_of
 from zephon.data.storage import list_files
 from zephon.data.stores import names, store_of

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.chat_data import CHATML, GENERATION, HEADERS, INST, STYLES, TEMPLATES, THINKING, write_chat_tokenizer
 
+from support.chat_data import CHATML, GENERATION, HEADERS, INST, STYLES, TEMPLATES, THINKING, write_chat_tokenizer
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.chat import TokenizeChat

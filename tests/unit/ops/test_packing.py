@@ -4,8 +4,8 @@ import json
 
 import numpy as np
 import pytest
-from support import step_digests
 
+from support import step_digests
 from zephon import DataError, DataRecipe, Pipeline, PipelineError
 from zephon.columns.records import TokenBlock
 from zephon.io import Dataset

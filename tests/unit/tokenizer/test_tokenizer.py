@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from support.tokenizer_data import FAMILIES, column, gpt2, llama2, metaspace, reference_ids, rows, save, sources
 
+from support.tokenizer_data import FAMILIES, column, gpt2, llama2, metaspace, reference_ids, rows, save, sources
 from zephon.errors import TokenizerError
 from zephon.tokenizer import backends, cutting
 from zephon.tokenizer import tokenizer as tokenizer_module

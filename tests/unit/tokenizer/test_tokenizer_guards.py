@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from support.tokenizer_data import (
     END,
     FAMILIES,
@@ -27,7 +28,6 @@ from support.tokenizer_data import (
     split_step,
     split_then,
 )
-
 from zephon.errors import TokenizerError
 from zephon.tokenizer.guards import byte_alphabet, regex_refusal
 from zephon.tokenizer.tokenizer import load_tokenizer

@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.tokenizer_data import END, add_token, gpt2, llama2, save
 
+from support.tokenizer_data import END, add_token, gpt2, llama2, save
 from zephon.errors import TokenizerError
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import load_tokenizer

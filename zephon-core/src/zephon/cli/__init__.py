@@ -1,8 +1,9 @@
 """The command `zephon`.
 
-    zephon demo      build a small corpus, stream batches from it, resume on other numbers of ranks
     zephon stream    stream training batches from a recipe
+    zephon plan      shares and passes of each source over a run
     zephon show      what the model saw in a step
+    zephon index     scan the files of a dataset once, so that runs start at once
     zephon verify    compare runs, or prove that a recipe gives the same global batches on any topology
 
 Each command is a module of its own, loaded when it is called.

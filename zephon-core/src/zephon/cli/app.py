@@ -168,20 +168,6 @@ def _plan(
     )
 
 
-@app.command("demo")
-def _demo(
-    folder: Annotated[
-        Path, typer.Option("--folder", metavar="F", help="Where to build the demo; used again if complete.")
-    ] = Path(".zephon/demo"),
-    steps: Annotated[int, typer.Option("--steps", metavar="K", min=1, help="Batches to stream.")] = 10_000,
-) -> None:
-    """Build a small corpus of real text, stream training batches from it, and resume on other numbers of ranks."""
-    from zephon.cli.demo import demo
-
-    if not demo(folder, steps):
-        raise typer.Exit(1)
-
-
 @app.command("index")
 def _index(
     target: Annotated[str, typer.Argument(metavar="PATH | RECIPE", help="A dataset, or a recipe (.toml).")],

@@ -149,16 +149,17 @@ class CacheOptions:
             return None
         return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "index"
 
-    def spans(self) -> Any:
-        """What fetches, and keeps on this node, the data of stores."""
-        from zephon.data.node_cache import NodeCache
-        from zephon.data.spans import Spans
-
+    @property
+    def data_dir(self) -> Path | None:
+        """The folder for data of stores, or None where none is kept."""
         if not self.enabled:
-            return Spans(None, self.memory_bytes // 2)
-        limit = self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
-        folder = (Path(self.dir) if self.dir is not None else default_cache_dir()) / "data"
-        return Spans(NodeCache(folder, limit), self.memory_bytes // 2)
+            return None
+        return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "data"
+
+    @property
+    def data_limit_bytes(self) -> int | None:
+        """Most bytes below `data_dir`, None for no limit but the disk."""
+        return self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
 
     @staticmethod
     def from_io_options(io_options: Mapping[str, Any] | None) -> CacheOptions:

@@ -15,8 +15,8 @@ from zephon.columns.damage import Damaged, Lost, LostShard, lost_table
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
 from zephon.data.columns import as_types
+from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Group, ShardReader
-from zephon.data.spans import Spans
 from zephon.data.storage import FileChanged, Listing, StoredFile
 from zephon.data.stores.base import Unavailable
 from zephon.errors import DataError

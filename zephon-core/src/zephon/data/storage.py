@@ -30,7 +30,7 @@ from zephon.data.stores.base import Found, Source
 from zephon.errors import DataError
 
 if TYPE_CHECKING:
-    from zephon.data.spans import Spans
+    from zephon.data.fetch import Spans
 
 __all__ = ["SMALL_BYTES", "FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
 

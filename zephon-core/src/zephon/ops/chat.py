@@ -5,20 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import Any, ClassVar
+
+import numpy as np
 
 from zephon.errors import PipelineError
-from zephon.ops.encode import EncodeOptions, check_column_name
-from zephon.ops.rows import check_names, check_runner
+from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
+from zephon.ops.chat_specials import SpecialTokens
+from zephon.ops.chat_template import ChatTemplate, TemplateFailure, chat_templates
+from zephon.ops.chat_tokens import ChatText, tokens_of
+from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
+from zephon.ops.documents import Documents
+from zephon.ops.encode import DocumentEncoder, EncodeOptions, check_column_name
+from zephon.ops.rows import Rows, check_names, check_runner
 from zephon.tokenizer.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from zephon.ops.chat_encoder import ChatEncoder
-
-__all__ = ["TokenizeChat"]
+__all__ = ["ChatEncoder", "TokenizeChat"]
 
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
+_SKELETONS_KEPT = 4096
 LOSSES = ("assistant", "last_assistant", "all")
 
 
@@ -124,8 +131,6 @@ class TokenizeChat(EncodeOptions):
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> ChatEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
-        from zephon.ops.chat_encoder import ChatEncoder  # Jinja is not loaded where nobody chats
-
         return ChatEncoder(self, tokenizer, bos, eos)
 
     def identity(self) -> str:
@@ -134,3 +139,123 @@ class TokenizeChat(EncodeOptions):
             f"chat {self.datasets or 'all'} {self.field} {self.response} {self.input} {self.tools} loss={self.loss} "
             f"assistant_tokens={self.assistant_tokens} date={self.date}{self.limit_identity}"
         )
+
+
+class ChatEncoder(DocumentEncoder):
+    """Made by `TokenizeChat.encoder`.
+
+    Args:
+        spec: the description.
+        tokenizer: loaded and checked.
+        bos, eos: ids to put round each conversation, or None.
+
+    Raises:
+        PipelineError: there is no template, or it does not compile.
+    """
+
+    def __init__(self, spec: TokenizeChat, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
+        super().__init__(spec, (spec.field, *spec.extra_columns, *spec.optional_columns), bos, eos, bos_trained=False)
+        self.runner = spec.runner
+        self._spec, self._tokenizer = spec, tokenizer
+        self._template, self._tool_template = chat_templates(spec.tokenizer_id, spec.chat_template, spec.date)
+        self._special = SpecialTokens(tokenizer.special_tokens, spec.assistant_tokens)
+        self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChatEncoder, (self._spec, self._tokenizer, self._bos, self._eos)
+
+    def texts(self, rows: Rows) -> list[str]:
+        """The conversations as text, without special tokens."""
+        made, *_ = self._rendered(rows)
+        return [piece for one in made for piece in self._special.split(one.text) if piece]
+
+    def encode(self, rows: Rows) -> Documents:
+        """The documents of rows."""
+        made, kept, blank = self._rendered(rows)
+        tokens, offsets, loss = tokens_of(made, self._tokenizer, self._special)
+        places, blanks = (rows.places[np.array(which, dtype=np.int64)] for which in (kept, blank))
+        return self.finished(Documents(tokens, offsets, places, blanks, loss if self._spec.loss != "all" else None))
+
+    def _rendered(self, rows: Rows) -> tuple[list[ChatText], list[int], list[int]]:
+        """Rendered conversations, the rows they are of, and rows without content."""
+        spec, table = self._spec, rows.table
+        made: list[ChatText] = []
+        kept: list[int] = []
+        blank: list[int] = []
+        tools: list[Any] = [None] * table.num_rows
+        if spec.tools_column in table.column_names:
+            tools = table.column(spec.tools_column).to_pylist()
+        for index, (value, offered) in enumerate(zip(self._conversations(rows), tools, strict=True)):
+            try:
+                messages = value() if callable(value) else normal_messages(value)
+                if messages:
+                    made.append(self._conversation(messages, normal_tools(offered)))
+                (kept if messages else blank).append(index)
+            except UnicodeEncodeError:
+                rows.fail(index, spec.kind, "the template makes text that is no Unicode")
+            except RecursionError:
+                rows.fail(index, spec.kind, "the conversation is nested too deeply to be followed")
+            except (MessageFailure, TemplateFailure) as failure:
+                rows.fail(index, spec.kind, str(failure))
+        return made, kept, blank
+
+    def _conversations(self, rows: Rows) -> list[Any]:
+        """What each row holds: a conversation, or a function that puts one together."""
+        spec = self._spec
+        values = python_values(self.column(rows, spec.field))
+        if not spec.extra_columns:
+            return values
+        answers = python_values(self.column(rows, spec.extra_columns[0]))
+        inputs = [None] * len(values)
+        if spec.input_column in rows.table.column_names:
+            inputs = rows.table.column(spec.input_column).to_pylist()
+        names = spec.field, spec.extra_columns[0], spec.input_column or ""
+        return [partial(paired_messages, names, *row) for row in zip(values, answers, inputs, strict=True)]
+
+    def _conversation(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> ChatText:
+        template, loss, special = self._tool_template if tools else self._template, self._spec.loss, self._special
+        rendered = template.render(messages, tools)
+        text, data = rendered.text, rendered.text.encode()
+        skeleton = None if tools else self._skeleton(messages)
+        contents = [message["content"] for message in messages] if skeleton else []
+        turns = skeleton.fill(contents, text) if skeleton else None
+        if turns is not None and skeleton and not skeleton.touching:
+            spells = special.spelled_in(contents)
+        else:
+            spells = special.may_spell(messages, tools)
+        said = special.said(template, messages, tools, text) if spells else frozenset()
+        if loss == "all":
+            return ChatText(text, data, [], said)
+        last = max((n for n, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
+        if not template.marks_generation:
+            if turns is None:
+                turns = Conversation(template, messages, tools, text, special.ends, said).turns()
+            return ChatText(
+                text, data, [(begin, end) for n, begin, end in turns if loss == "assistant" or n == last], said
+            )
+        blocks = rendered.blocks
+        if loss == "last_assistant":
+            before = self._blocks_before(template, messages, tools, last, len(blocks))
+            blocks = blocks[before:]
+        return ChatText(text, data, blocks, said)
+
+    def _blocks_before(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, last: int | None, n: int
+    ) -> int:
+        """How many of the n {% generation %} blocks are before the last message of the assistant."""
+        if last is None:
+            return n
+        try:
+            return len(template.render(messages[:last], tools).blocks) if last else 0
+        except TemplateFailure:
+            return n - 1
+
+    def _skeleton(self, messages: list[dict[str, Any]]) -> Skeleton | None:
+        if not all(len(message) == 2 for message in messages):
+            return None
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._skeletons:
+            if len(self._skeletons) >= _SKELETONS_KEPT:
+                self._skeletons.clear()
+            self._skeletons[roles] = skeleton_of(self._template, roles, self._special.ends)
+        return self._skeletons[roles]

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
-
 from zephon.errors import PipelineError
+from zephon.tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_template_file
 
-__all__ = ["ChatTemplate", "Rendered", "TemplateFailure"]
+__all__ = ["ChatTemplate", "Rendered", "TemplateFailure", "chat_templates"]
 
 # Lone surrogates are in no text, so nothing that a conversation says is taken for one.
 _BEGIN, _END = "\udce0", "\udce1"
@@ -45,18 +42,6 @@ class Rendered:
     blocks: list[tuple[int, int]]
 
 
-class _Generation(jinja2.ext.Extension):
-    """The tag {% generation %}."""
-
-    tags = {"generation"}  # noqa: RUF012 (Jinja's own way)
-
-    def parse(self, parser: Any) -> Any:
-        line = next(parser.stream).lineno
-        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        begin, end = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in (_BEGIN, _END))
-        return jinja2.nodes.Scope([begin, *body, end]).set_lineno(line)
-
-
 class ChatTemplate:
     """A compiled chat template. Any number of threads may use it.
 
@@ -73,12 +58,9 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], date: str | None = None) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-        )
-        environment.filters["tojson"] = _to_json
-        del environment.filters["random"], environment.globals["lipsum"]
-        environment.globals["raise_exception"] = _raise_exception
+        import jinja2
+
+        environment = _environment()
         if date is not None:
             try:
                 day = datetime.datetime.fromisoformat(date)
@@ -111,6 +93,59 @@ class ChatTemplate:
             reason = " ".join(str(error).split())[:200]
             raise TemplateFailure(f"the template fails: {type(error).__name__}: {reason}") from None
         return _without_marks(text) if self.marks_generation else Rendered(text, [])
+
+
+def _environment() -> Any:
+    """Jinja's immutable sandbox, with what Hugging Face adds."""
+    import jinja2.ext  # takes 30 ms, so not where nobody chats
+    import jinja2.nodes
+    import jinja2.sandbox
+
+    class Generation(jinja2.ext.Extension):
+        tags = {"generation"}  # noqa: RUF012 (Jinja's own way)
+
+        def parse(self, parser: Any) -> Any:
+            line = next(parser.stream).lineno
+            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+            begin, end = (jinja2.nodes.Output([jinja2.nodes.TemplateData(mark)]) for mark in (_BEGIN, _END))
+            return jinja2.nodes.Scope([begin, *body, end]).set_lineno(line)
+
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = _to_json
+    del environment.filters["random"], environment.globals["lipsum"]
+    environment.globals["raise_exception"] = _raise_exception
+    return environment
+
+
+def chat_templates(
+    tokenizer_id: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None, date: str | None
+) -> tuple[ChatTemplate, ChatTemplate]:
+    """The template for conversations without tools, and the one for those with them.
+
+    Args:
+        tokenizer_id: where the templates and special tokens lie.
+        chat_template: one to use instead, or its path.
+        date: see `ChatTemplate`.
+
+    Raises:
+        PipelineError: there is none, or it does not compile.
+    """
+    settings = read_chat_settings(tokenizer_id)
+    templates = dict(settings.templates)
+    if chat_template is not None:
+        source = os.fspath(chat_template)
+        is_path = isinstance(chat_template, os.PathLike) or ("\n" not in source and source.endswith(TEMPLATE_SUFFIXES))
+        templates = {"default": read_template_file(source) if is_path else source}
+    if not templates:
+        raise PipelineError(
+            f"the tokenizer {os.fspath(tokenizer_id)} has no chat template; pass chat_template, the template of the "
+            "format that the model is to learn."
+        )
+    plain = ChatTemplate(templates.get("default") or next(iter(templates.values())), settings.tokens, date)
+    with_tools = templates.get("tool_use")
+    return plain, ChatTemplate(with_tools, settings.tokens, date) if with_tools else plain
 
 
 def _without_marks(text: str) -> Rendered:

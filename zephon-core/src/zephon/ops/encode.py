@@ -11,8 +11,7 @@ import numpy as np
 from zephon.config.options import check_workers
 from zephon.errors import PipelineError
 from zephon.ops.documents import Documents
-from zephon.ops.expression import missing_column
-from zephon.ops.rows import Rows, check_names
+from zephon.ops.rows import Rows, check_names, missing_column
 
 __all__ = ["DocumentEncoder", "EncodeOptions", "add_special_tokens", "check_column_name", "column_type_error"]
 
