@@ -1,0 +1,117 @@
+"""The flush index: where every window of every lane begins, so that a run can be entered anywhere without a checkpoint.
+
+A run keeps it by appending 64 bytes per lane and window: lane, the six numbers of `LaneStart` (int64), and a CRC-32 of
+those 56 bytes; with ensure_mixture `LaneStart` has one number more per dataset. Where windows begin is a pure function
+of the data, so entries of any rank, of any topology and of runs that were killed all hold, as long as the fingerprint
+in the header of their file is the run's own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from zephon.columns.appending import append_whole
+from zephon.columns.lane_start import LaneStart
+from zephon.errors import CheckpointError, DataError
+
+__all__ = ["FlushIndex", "FlushIndexWriter"]
+
+_log = logging.getLogger("zephon")
+
+_HEADER_BYTES = 256
+
+
+class FlushIndexWriter:
+    """Appends the windows that the lanes of one process reach.
+
+    Args:
+        folder: shared by the ranks of a run; made if it does not exist.
+        fingerprint: digest of everything that decides the data.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], fingerprint: str) -> None:
+        path = Path(folder)
+        self._failed = False
+        head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._file = open(path / f"{time.time_ns()}-{os.getpid()}.flush", "xb", buffering=0)  # noqa: SIM115
+            self._file.write(head.ljust(_HEADER_BYTES - 1) + b"\n")
+        except OSError as error:
+            raise DataError(
+                f"the flush index cannot be written to {path}: {error.strerror}; give a folder that can."
+            ) from None
+
+    def write(self, lane: int, start: LaneStart) -> None:
+        """Append one window. A run can do without the index, so where that fails it is told once and given up."""
+        if self._failed:
+            return
+        numbers = np.array([lane, *start.as_list()], dtype="<i8").tobytes()
+        try:
+            append_whole(self._file, numbers + zlib.crc32(numbers).to_bytes(8, "little"))
+        except OSError as error:
+            self._failed = True
+            _log.warning("the flush index %s is not kept any longer: %s", self._file.name, error.strerror)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class FlushIndex:
+    """Reads the index files of a folder that belong to one run; damaged entries are passed over.
+
+    Args:
+        folder, fingerprint: as for `FlushIndexWriter`.
+        first: where the lanes of the run begin.
+
+    Raises:
+        CheckpointError: the folder holds index files, but of other data only.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], fingerprint: str, first: LaneStart) -> None:
+        self._first = first
+        numbers = 1 + len(first.as_list())
+        entry = np.dtype([("numbers", "<i8", (numbers,)), ("crc", "<u8")])
+        own, foreign = [np.empty((0, numbers), dtype=np.int64)], 0
+        for file in sorted(Path(folder).glob("*.flush")):
+            try:
+                content = file.read_bytes()
+                head = json.loads(content[:_HEADER_BYTES])
+                matches = head["zephon_flush_index"] == 1 and head["fingerprint"] == fingerprint
+            except OSError as error:
+                raise CheckpointError(f"the flush index {file} cannot be read: {error.strerror}.") from None
+            except (ValueError, KeyError, TypeError):
+                continue
+            if not matches:
+                foreign += 1
+                continue
+            body = content[_HEADER_BYTES:]
+            entries = np.frombuffer(body, dtype=entry, count=len(body) // entry.itemsize)
+            sound = [zlib.crc32(each["numbers"].tobytes()) == each["crc"] for each in entries]
+            own.append(entries["numbers"][np.array(sound, dtype=bool)])
+        if foreign and len(own) == 1:
+            raise CheckpointError(
+                f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length "
+                "or lanes); give the index of this run, or none to count from the start."
+            )
+        entries = np.concatenate(own)
+        self._by_lane = {int(lane): entries[entries[:, 0] == lane] for lane in np.unique(entries[:, 0])}
+
+    def start(self, lane: int, records: int) -> LaneStart:
+        """The last window of `lane` known to begin before its record `records`, or the start of the run."""
+        entries = self._by_lane.get(lane)
+        if entries is not None:
+            before = entries[entries[:, 2] < records]
+            if len(before):
+                # Windows without a record share a number of records; the later one is nearer.
+                best = before[np.lexsort((before[:, 1], before[:, 2]))[-1]]
+                return LaneStart.of(best[1:])
+        return self._first
