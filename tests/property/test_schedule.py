@@ -9,9 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import catalog_of
+from zephon.config.settings import check_schedule
 from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
-from zephon.curriculum.schedule import SHARE_ONE, check_stages, shares_between, spans_of
+from zephon.curriculum.schedule import SHARE_ONE, shares_between, spans_of
 from zephon.errors import RecipeError
 from zephon.work import Stage
 
@@ -209,7 +210,7 @@ def test_where_every_dataset_of_a_stage_has_ended_the_next_stage_begins():
 )
 def test_stages_that_make_no_schedule_are_refused_in_a_sentence(stages, words):
     with pytest.raises(RecipeError) as caught:
-        check_stages(stages, ["a", "b"])
+        check_schedule(stages, ["a", "b"])
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
