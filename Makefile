@@ -19,8 +19,7 @@ format: setup
 	@.venv/bin/ruff format .
 
 bench: setup
-	@.venv/bin/python benchmarks/throughput.py
-	@.venv/bin/python benchmarks/elastic.py
+	@.venv/bin/python -m benchmarks.run throughput elastic
 
 setup:
 	@scripts/setup

@@ -1,9 +1,7 @@
 """What runners cost: processes for slow Python code, and an engine in a process of its own, each beside threads.
 
-    .venv/bin/python scripts/bench_runners.py [--folder .zephon/bench] [--seconds 20] [--only map isolate lock]
-
-Everything is measured in turns within one run, so that look at the ratios on a machine that others use too. Seconds of
-CPU time are those of all processes of a pipeline, and rates per second of CPU time do not depend on who else is there.
+Seconds of CPU time are those of all processes of a pipeline, and rates per second of CPU time do not depend on who else
+uses the machine.
 
 map      a row-wise Python function: a bare loop over the same rows, then worker processes, one and two
 isolate  columns from Parquet to tensors, in threads and in a process of its own
@@ -12,10 +10,8 @@ lock     how fast pure Python runs in the training thread meanwhile
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
-import statistics
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -23,11 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
-from bench import MICROBATCH, SEQ_LEN, prepare
 
-from zephon import Pipeline
-from zephon.io import Dataset
-from zephon.work import StaticMixtureWorkSource
+from benchmarks.common import MICROBATCH, SEQ_LEN, Setup, corpus, in_turns, records, rows
 
 _SPACE = re.compile(r"[ \t]+")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -66,23 +59,15 @@ def workers_of(pid: int) -> list[int]:
     return found + [each for child in found for each in workers_of(child)]
 
 
-def build(prepared: dict[str, Any], folder: Path, *, threads: int, mapped: bool = False, **options: Any) -> Pipeline:
-    names = list(prepared["sources"])[-1:] if mapped else list(prepared["sources"])
-    source = StaticMixtureWorkSource(
-        datasets=[Dataset.from_path(name, prepared["sources"][name]) for name in names], seed=42, token_estimation=False
-    )
-    pipeline = Pipeline(source).options(
-        canonical_replicas=1, io_options={"cache": {"enabled": True, "dir": str(folder / "cache")}}, **options
-    )
-    if mapped:
-        pipeline = pipeline.map_transform(clean, columns=["text"])
-    pipeline = pipeline.tokenize(prepared["tokenizer"], parallelism=threads)
-    return pipeline.pack_flat(max_length=SEQ_LEN).shuffle(buffer_size=1024, seed=42).batch(microbatch_size=MICROBATCH)
+def build(job: dict[str, Any], *, mapped: bool = False, **options: Any) -> Any:
+    sources = dict(list(job["sources"].items())[-1:]) if mapped else job["sources"]
+    pipeline = rows({**job, "sources": sources, "token_estimation": False}, **options)
+    return records(pipeline.map_transform(clean, columns=["text"]) if mapped else pipeline, job)
 
 
-def bare_loop(prepared: dict[str, Any]) -> Callable[[], float]:
+def bare_loop(job: dict[str, Any]) -> Callable[[], float]:
     """Rows per second of CPU time of the function alone."""
-    file = sorted(Path(list(prepared["sources"].values())[-1]).glob("*.parquet"))[0]
+    file = sorted(Path(list(job["sources"].values())[-1]).glob("*.parquet"))[0]
     rows = pq.read_table(file, columns=["text"]).slice(0, 4000).to_pylist()
 
     def measure() -> float:
@@ -96,7 +81,7 @@ def bare_loop(prepared: dict[str, Any]) -> Callable[[], float]:
 class Stream:
     """A pipeline that is consumed for a while, and then waits."""
 
-    def __init__(self, pipeline: Pipeline) -> None:
+    def __init__(self, pipeline: Any) -> None:
         before = set(workers_of(os.getpid()))
         self.pipeline = pipeline
         self.batches = iter(pipeline)
@@ -132,22 +117,10 @@ class Stream:
         }
 
 
-def in_turns(jobs: dict[str, Callable[[], dict[str, float]]], seconds: float) -> dict[str, dict[str, float]]:
-    """The middle one of several turns of each."""
-    taken: dict[str, list[dict[str, float]]] = {name: [] for name in jobs}
-    until = time.perf_counter() + seconds * len(jobs)
-    while time.perf_counter() < until or len(next(iter(taken.values()))) < 3:
-        for name, job in jobs.items():
-            taken[name].append(job())
-    return {
-        name: {key: statistics.median(each[key] for each in turns) for key in turns[0]} for name, turns in taken.items()
-    }
-
-
-def bench_map(prepared: dict[str, Any], folder: Path, seconds: float) -> None:
-    bare = bare_loop(prepared)
+def bench_map(job: dict[str, Any], seconds: float) -> None:
+    bare = bare_loop(job)
     streams = {
-        name: Stream(build(prepared, folder, threads=count, mapped=True, runner=runner))
+        name: Stream(build({**job, "threads": count}, mapped=True, runner=runner))
         for name, runner, count in (
             ("threads, 2", "threads", 2),
             ("process, 1", "process", 1),
@@ -175,10 +148,10 @@ def bench_map(prepared: dict[str, Any], folder: Path, seconds: float) -> None:
         stream.pipeline.close()
 
 
-def bench_isolate(prepared: dict[str, Any], folder: Path, seconds: float, threads: int) -> None:
+def bench_isolate(job: dict[str, Any], seconds: float) -> None:
     streams = {
-        "threads": Stream(build(prepared, folder, threads=threads)),
-        "isolate": Stream(build(prepared, folder, threads=threads, isolate=True)),
+        "threads": Stream(build(job)),
+        "isolate": Stream(build(job, isolate=True)),
     }
     taken = in_turns({name: lambda s=s: s.turn(_SETTLED_TOKENS) for name, s in streams.items()}, seconds)  # type: ignore[misc]
     for name, each in taken.items():
@@ -204,10 +177,10 @@ def steps(batches: Iterator[Any], seconds: float) -> dict[str, float]:
     return {"done": done / (time.perf_counter() - began), "tokens": tokens / (time.perf_counter() - began)}
 
 
-def bench_lock(prepared: dict[str, Any], folder: Path, seconds: float, threads: int) -> None:
+def bench_lock(job: dict[str, Any], seconds: float) -> None:
     streams = {
-        "threads": Stream(build(prepared, folder, threads=threads, mapped=True)),
-        "isolate": Stream(build(prepared, folder, threads=threads, mapped=True, isolate=True)),
+        "threads": Stream(build(job, mapped=True)),
+        "isolate": Stream(build(job, mapped=True, isolate=True)),
     }
     alone: Iterator[Any] = iter(())
     jobs: dict[str, Callable[[], dict[str, float]]] = {"alone": lambda: steps(alone, _TURN_SECONDS)}
@@ -223,23 +196,8 @@ def bench_lock(prepared: dict[str, Any], folder: Path, seconds: float, threads: 
         stream.pipeline.close()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--folder", type=Path, default=Path(".zephon/bench"))
-    parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--source-mb", type=int, default=100)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--only", nargs="*", default=["map", "isolate", "lock"])
-    options = parser.parse_args()
-    folder = options.folder.absolute()
-    prepared = prepare(folder, options.source_mb * 1_000_000)
-    if "map" in options.only:
-        bench_map(prepared, folder, options.seconds)
-    if "isolate" in options.only:
-        bench_isolate(prepared, folder, options.seconds, options.threads)
-    if "lock" in options.only:
-        bench_lock(prepared, folder, options.seconds, options.threads)
-
-
-if __name__ == "__main__":
-    main()
+def bench(setup: Setup) -> None:
+    job = corpus(setup)
+    for part, function in (("map", bench_map), ("isolate", bench_isolate), ("lock", bench_lock)):
+        if setup.wants(part):
+            function(job, setup.seconds)

@@ -1,15 +1,14 @@
 """What a very large dataset costs before its first row is read: from the index of a million shards to any chunk.
 
-    .venv/bin/python scripts/bench_scale.py [--shards 1000000] [--groups 10] [--group-rows 1000] [--lanes 1024]
-
 The files do not exist; their index does, as `zephon index` would leave it. Times are wall clock, memory is this
 process's peak, which the making of the index (in a process of its own) does not touch.
 """
 
-import argparse
+from __future__ import annotations
+
 import multiprocessing
 import random
-import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -18,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from benchmarks.common import Setup, peak_mb
 from zephon.columns.arrow import int64_array
 from zephon.curriculum.mixture import Curriculum
 from zephon.curriculum.order import DatasetOrder, OrderOptions
@@ -25,6 +25,9 @@ from zephon.data import sidecar
 from zephon.data.catalog import Catalog
 from zephon.data.formats import FORMATS
 
+SHARDS, GROUPS, GROUP_ROWS = 1_000_000, 10, 1010
+PROGRAM = "import sys; from benchmarks.scale import measure; measure(sys.argv[1])"
+LANES, CHUNK_SIZE, LOOKUPS = 1024, 16384, 2000
 ROW_BYTES = 3000
 
 
@@ -58,69 +61,55 @@ def write_index(path: Path, n_shards: int, groups: int, group_rows: int) -> None
     sidecar.save(path, shards_table(n_shards, groups, group_rows))
 
 
-def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def milliseconds(times: list[float]) -> str:
+    each = np.sort(times) * 1e3
+    return f"median {each[len(each) // 2]:.2f} ms, 99 % {each[len(each) * 99 // 100]:.2f} ms"
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--shards", type=int, default=1_000_000)
-    arguments.add_argument("--groups", type=int, default=10, help="per shard")
-    arguments.add_argument("--group-rows", type=int, default=1010)
-    arguments.add_argument("--lanes", type=int, default=1024)
-    arguments.add_argument("--chunk-size", type=int, default=16384)
-    arguments.add_argument("--lookups", type=int, default=2000)
-    given = arguments.parse_args()
-    before = peak_bytes()
+def measure(index: str) -> None:
+    """Plan from the index, stage by stage, then look up chunks."""
+    began = last = time.perf_counter()
+
+    def report(what: str) -> None:
+        nonlocal last
+        now = time.perf_counter()
+        print(f"{what:<28}{now - last:8.2f} s   peak {peak_mb() / 1e3:.2f} GB", flush=True)
+        last = now
+
+    table = sidecar.load(Path(index))
+    assert table is not None
+    report("index read")
+    catalog = Catalog.from_shards("crawl", FORMATS["parquet"], table)
+    del table
+    report(f"catalog of {catalog.rows:,} rows")
+    catalog.fingerprint  # noqa: B018
+    report("fingerprint")
+    order = DatasetOrder("crawl", catalog, lanes=LANES, seed=1, options=OrderOptions())
+    curriculum = Curriculum([order], [1], lanes=LANES, chunk_size=CHUNK_SIZE, seed=1)
+    curriculum.chunk(0, 0)
+    report("order and first chunk")
+    print(f"planned in {time.perf_counter() - began:.1f} s, peak {peak_mb() / 1e3:.2f} GB")
+    chooser, chunks = random.Random(1), max(1, catalog.rows // LANES // CHUNK_SIZE)
+    places = {
+        "any chunk": [(chooser.randrange(LANES), chooser.randrange(chunks)) for _ in range(LOOKUPS)],
+        "next chunk": [(1, number) for number in range(min(chunks, LOOKUPS))],
+    }
+    for what, wanted in places.items():
+        times = []
+        for lane, number in wanted:
+            began = time.perf_counter()
+            curriculum.chunk(lane, number)
+            times.append(time.perf_counter() - began)
+        print(f"{what}: {milliseconds(times)}")
+
+
+def bench(setup: Setup) -> None:
     with tempfile.TemporaryDirectory() as folder:
         index = Path(folder) / "d.index"
         making = multiprocessing.get_context("spawn").Process(
-            target=write_index, args=(index, given.shards, given.groups, given.group_rows)
+            target=write_index, args=(index, SHARDS, GROUPS, GROUP_ROWS)
         )
         making.start()
         making.join()
-        print(f"index: {index.stat().st_size / 1e6:,.0f} MB for {given.shards:,} shards")
-        began = last = time.perf_counter()
-
-        def told(what: str) -> None:
-            nonlocal last
-            now = time.perf_counter()
-            print(f"{what:<28}{now - last:8.2f} s   peak {peak_bytes() / 1e9:.2f} GB")
-            last = now
-
-        table = sidecar.load(index)
-        assert table is not None
-        told("index read")
-        catalog = Catalog.from_shards("crawl", FORMATS["parquet"], table)
-        del table
-        told(f"catalog of {catalog.rows:,} rows")
-        catalog.fingerprint  # noqa: B018
-        told("fingerprint")
-        order = DatasetOrder("crawl", catalog, lanes=given.lanes, seed=1, options=OrderOptions())
-        curriculum = Curriculum([order], [1], lanes=given.lanes, chunk_size=given.chunk_size, seed=1)
-        told("order")
-        curriculum.chunk(0, 0)
-        told("first chunk")
-        plan_seconds = time.perf_counter() - began
-    chooser = random.Random(1)
-    most = max(1, catalog.rows // given.lanes // given.chunk_size)
-    times = []
-    for _ in range(given.lookups):
-        lane, number = chooser.randrange(given.lanes), chooser.randrange(most)
-        began = time.perf_counter()
-        curriculum.chunk(lane, number)
-        times.append(time.perf_counter() - began)
-    anywhere = np.sort(times) * 1e3
-    times = []
-    for number in range(min(most, given.lookups)):
-        began = time.perf_counter()
-        curriculum.chunk(1, number)
-        times.append(time.perf_counter() - began)
-    in_order = np.sort(times) * 1e3
-    print(f"planned in {plan_seconds:.1f} s, peak {peak_bytes() / 1e9:.2f} GB ({before / 1e9:.2f} GB before)")
-    for what, each in (("any chunk", anywhere), ("next chunk", in_order)):
-        print(f"{what}: median {each[len(each) // 2]:.2f} ms, 99 % {each[len(each) * 99 // 100]:.2f} ms")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        print(f"index: {index.stat().st_size / 1e6:,.0f} MB for {SHARDS:,} shards", flush=True)
+        subprocess.run([sys.executable, "-c", PROGRAM, str(index)], check=True)

@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from support import step_digests
 from zephon import Pipeline
 from zephon.io import Dataset
-from zephon.run.state import STREAM_VERSION
+from zephon.run.fingerprint import STREAM_VERSION
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
 EXPECTED = Path(__file__).with_name("streams.json")

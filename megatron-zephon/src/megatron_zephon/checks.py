@@ -9,9 +9,7 @@ from typing import Any
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
-from zephon.config.topology import Topology, resolve_lanes
-from zephon.run.state import check_allowed
-from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from zephon.loader import Tokenizer, Topology, check_allowed, load_tokenizer, resolve_lanes
 
 __all__ = ["check_options", "check_tokenizer", "eval_topology", "read_recipe", "tokenizer_path", "train_topology"]
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from zephon import CheckpointError
-from zephon.run.state import check_fingerprint
+from zephon.loader import Change, check_fingerprint
 
 __all__ = ["Entry", "check_count", "read_history", "with_entry", "write_history"]
 
@@ -69,7 +69,7 @@ def read_history(folders: Sequence[Path]) -> list[Entry]:
     return entries
 
 
-def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowed: Collection[str]) -> list[str]:
+def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowed: Collection[str]) -> list[Change]:
     """Refuse to count to a place where the records before it were other data.
 
     Args:
@@ -78,7 +78,7 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
         allowed: names of differences to accept.
 
     Returns:
-        One line per difference that is accepted.
+        The differences that are accepted.
 
     Raises:
         CheckpointError: the data were others, or changed on the way.
@@ -97,7 +97,11 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
     if not entries:
         return []
     return check_fingerprint(
-        entries[-1].fingerprint, fingerprint, allow=allowed, where="this run has read other data so far"
+        entries[-1].fingerprint,
+        fingerprint,
+        allow=allowed,
+        where="this run has read other data so far",
+        remedy="--zephon-allow-changes",
     )
 
 

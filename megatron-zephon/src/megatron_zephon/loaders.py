@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from zephon import DataError, Pipeline, SampleBatch
-from zephon.pipeline import Mixture
-from zephon.run.progress import Progress
+from zephon.loader import Mixture, Progress
 
 from .batches import BatchForm
 
@@ -56,8 +55,7 @@ class TrainLoader:
         """This rank's lanes and where the run is, as plain data; None where another rank saves the same."""
         if self._describe is None:
             return None
-        state = self._pipeline.checkpoint()
-        return {**self._describe(), "cursor": _cursor(state), "zephon": state}
+        return {**self._describe(), "cursor": self.cursor, "zephon": self._pipeline.checkpoint()}
 
     @property
     def saves(self) -> bool:
@@ -67,7 +65,7 @@ class TrainLoader:
     @property
     def cursor(self) -> int:
         """Records that all ranks together have used since the start of the run."""
-        return _cursor(self._pipeline.checkpoint())
+        return self._pipeline.cursor
 
     def mixture(self) -> dict[str, Mixture]:
         """Target and achieved token shares by source, as made by this rank since it started."""
@@ -144,8 +142,3 @@ class EvalLoader:
 
     def _empty(self) -> DataError:
         return DataError("the validation or test data make no record: their documents hold no token; name other data.")
-
-
-def _cursor(state: Mapping[str, Any]) -> int:
-    """Records that all ranks together have used, as one of them sees it."""
-    return int(state["rounds"]) * int(state["lanes_total"]) + int(state["extra"]) * int(state["dp_degree"])

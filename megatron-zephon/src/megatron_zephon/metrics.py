@@ -17,8 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zephon.pipeline import Mixture
-from zephon.run.progress import Progress, loader_metrics
+from zephon.loader import Mixture, Progress, loader_metrics
 
 from .loaders import TrainLoader
 
@@ -43,7 +42,7 @@ def watch(loader: TrainLoader | None, sources: Sequence[str]) -> None:
 def gathered_metrics(reader: str) -> dict[str, float]:
     """Metrics of all ranks since this was last called for `reader`; all ranks must call it.
 
-    See `zephon.run.progress.loader_metrics`.
+    See `zephon.loader.loader_metrics`.
     """
     logged = _since.get(reader, Progress())
     known = torch.zeros(5 + 5 * len(_sources), dtype=torch.float64)

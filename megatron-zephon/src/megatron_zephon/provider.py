@@ -19,11 +19,8 @@ from megatron.training import get_args, get_tokenizer, print_rank_0
 from megatron.training.checkpointing import get_loaded_iteration
 from megatron.training.utils import is_first_or_last_pipeline_stage
 
-from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError, ZephonError
-from zephon.config.topology import Topology
-from zephon.run.build import source_of
-from zephon.run.state import FINGERPRINT_NAMES, check_allowed, check_ranks_agree, with_flag
-from zephon.tokenizer.tokenizer import Tokenizer
+from zephon import DataRecipe, Pipeline, PipelineError, ZephonError
+from zephon.loader import FINGERPRINT_NAMES, Tokenizer, Topology, check_allowed, check_ranks_agree
 
 from . import metrics
 from .batches import BatchForm
@@ -173,7 +170,7 @@ def _train_pipeline(args: Namespace, rank: _Rank, recipe: DataRecipe, topology: 
         dp_group_id=rank.dp_rank,
         global_batch=topology.global_batch,
         canonical_replicas=topology.lanes,
-        combine_flag=_any_rank(args) if source_of(recipe).finite else None,
+        combine_flag=_any_rank(args),
         ledger=args.zephon_ledger,
         flush_index=args.zephon_flush_index,
     )
@@ -247,16 +244,13 @@ def _state_folders(args: Namespace) -> list[Path]:
 
 
 def _restore(args: Namespace, pipeline: Pipeline, states: list[Mapping[str, Any]]) -> None:
-    try:
-        # A dataset that only the account of the run knows is none that these states could differ in.
-        here = {
-            *FINGERPRINT_NAMES,
-            *pipeline.fingerprint(),
-            *(name for state in states for name in state["fingerprint"]),
-        }
-        pipeline.restore(states, allow_changes=here.intersection(allowed_changes(args)))
-    except CheckpointError as error:
-        raise with_flag(error, "--zephon-allow-changes") from None
+    # A dataset that only the account of the run knows is none that these states could differ in.
+    here = {
+        *FINGERPRINT_NAMES,
+        *pipeline.fingerprint(),
+        *(name for state in states for name in state["fingerprint"]),
+    }
+    pipeline.restore(states, allow_changes=here.intersection(allowed_changes(args)), remedy="--zephon-allow-changes")
 
 
 def _find(args: Namespace, pipeline: Pipeline | None) -> list[Mapping[str, Any]]:

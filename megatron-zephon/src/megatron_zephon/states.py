@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from zephon import CheckpointError
-from zephon.run.state import RunState
+from zephon.loader import RunState
 
 __all__ = ["FORMAT", "Saved", "find_state", "iteration_folder", "prune_states"]
 

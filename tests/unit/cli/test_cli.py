@@ -327,7 +327,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known(zephon, corpus, tmp_pa
         "stream", recipe, "--tokenizer", corpus / "tokenizer", "--seq-len", "8", "--microbatch-size", "1"
     )
     assert code == 2
-    assert re.match(r'error: .*recipe.toml: key "sed" .* did you mean "seed"\?\n$', err)
+    assert re.match(r'error: .*recipe.toml: unknown key "sed"\. Did you mean "seed"\?\n$', err)
 
 
 BAD_VERIFIES = {

@@ -10,8 +10,9 @@ import pytest
 
 from zephon import CheckpointError, DataError, Pipeline, ZephonError, merge_checkpoints
 from zephon.io import Dataset
+from zephon.run.fingerprint import FINGERPRINT_NAMES
 from zephon.run.ledger import LedgerWriter
-from zephon.run.state import FINGERPRINT_NAMES, _checksum
+from zephon.run.state import checksum
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 WORDS = [f"document {i} has some words in it" for i in range(300)]
@@ -47,7 +48,7 @@ def states(tiny_tokenizer):
 def sealed(state):
     """A state made by hand: its checksum is right, whatever it says."""
     content = {key: value for key, value in state.items() if key != "checksum"}
-    return {**content, "checksum": _checksum(content)}
+    return {**content, "checksum": checksum(content)}
 
 
 def edited(state, **changes):
@@ -90,15 +91,15 @@ def test_taking_a_state_is_quick(tiny_tokenizer):
         (lambda s: {**s, "fingerprint": {1: 2, "a": 3}}, "damaged or was edited"),
         (lambda s: {**s, "fingerprint": {"a": {1, 2}}}, "damaged or was edited"),
         (lambda s: edited(s, zephon=True), "has version True"),
-        (lambda s: sealed({k: v for k, v in s.items() if k != "lanes"}), '"lanes" is missing'),
-        (lambda s: sealed({k: v for k, v in s.items() if k != "rounds"}), '"rounds" is None'),
-        (lambda s: edited(s, rounds=-1), '"rounds" is -1'),
-        (lambda s: edited(s, rounds=True), '"rounds" is True'),
-        (lambda s: edited(s, rounds="5"), '"rounds" is 5'),
-        (lambda s: edited(s, extra=10**9), '"extra" is 1000000000'),
-        (lambda s: edited(s, lanes_total=10**12), '"lanes_total"'),
-        (lambda s: edited(s, lanes={"0": [0, 0]}), "lane 0 does not hold six whole numbers"),
-        (lambda s: edited(s, lanes={"0": [0, 0, 0, 0, 0, -1]}), "lane 0 does not hold six"),
+        (lambda s: sealed({k: v for k, v in s.items() if k != "lanes"}), "missing required field `lanes`"),
+        (lambda s: sealed({k: v for k, v in s.items() if k != "rounds"}), "missing required field `rounds`"),
+        (lambda s: edited(s, rounds=-1), "`int` >= 0 - at `$.rounds`"),
+        (lambda s: edited(s, rounds=True), "got `bool` - at `$.rounds`"),
+        (lambda s: edited(s, rounds="5"), "got `str` - at `$.rounds`"),
+        (lambda s: edited(s, extra=10**9), "does not fit 4 lanes"),
+        (lambda s: edited(s, lanes_total=10**12), "$.lanes_total"),
+        (lambda s: edited(s, lanes={"0": [0, 0]}), "length >= 6 - at `$.lanes"),
+        (lambda s: edited(s, lanes={"0": [0, 0, 0, 0, 0, -1]}), "`int` >= 0 - at `$.lanes"),
         (lambda s: edited(s, lanes={"0": [0, 10**6, 0, 0, 0, 0]}), "after the 5 rounds"),
         (lambda s: edited(s, lanes={"77": [0] * 6}), "'77' is no lane"),
         (lambda s: edited(s, lanes={"../x": [0] * 6}), "is no lane"),

@@ -26,9 +26,7 @@ import torch.distributed as dist
 from torchtitan.tools import filesystem
 
 from zephon import CheckpointError, merge_checkpoints
-from zephon.columns.lane_start import LaneStart
-from zephon.config.topology import Topology
-from zephon.run.state import RunState
+from zephon.loader import LaneStart, RunState, Topology
 
 from .ranks import gathered, is_distributed
 from .trainer_view import TrainerView

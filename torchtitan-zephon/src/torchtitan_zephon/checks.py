@@ -6,8 +6,7 @@ import os
 from typing import Any
 
 from zephon import DataRecipe, TokenizerError, TopologyError
-from zephon.config.topology import Topology, resolve_lanes
-from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from zephon.loader import Tokenizer, Topology, load_tokenizer, resolve_lanes
 
 from .trainer_view import GlobalBatch
 

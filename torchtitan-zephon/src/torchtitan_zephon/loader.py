@@ -11,11 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
-from zephon.config.topology import Topology
-from zephon.pipeline import Mixture
-from zephon.run.build import source_of
-from zephon.run.progress import Progress
-from zephon.run.state import check_allowed, check_ranks_agree, with_flag
+from zephon.loader import Mixture, Progress, Topology, check_allowed, check_ranks_agree
 
 from .checkpointing import blank_keys, from_keys, look_ahead, to_keys
 from .checks import check_tokenizer, check_topology, tokenizer_folder
@@ -118,7 +114,7 @@ class ZephonDataLoader(BaseDataLoader):
             global_batch=topology.global_batch,
             drop_last=not validating,
             canonical_replicas=topology.lanes,
-            combine_flag=(any_rank if is_distributed() else bool) if source_of(recipe).finite else None,
+            combine_flag=any_rank if is_distributed() else bool,
             ledger=None if validating else self._config.ledger,
             flush_index=None if validating else self._config.flush_index,
         )
@@ -216,10 +212,7 @@ class ZephonDataLoader(BaseDataLoader):
         if not state_dict:
             return
         state, global_batch = from_keys(state_dict)
-        try:
-            self._pipeline.restore(state, allow_changes=self._config.allow_changes)
-        except CheckpointError as error:
-            raise with_flag(error, "--dataloader.allow_changes") from None
+        self._pipeline.restore(state, allow_changes=self._config.allow_changes, remedy="--dataloader.allow_changes")
         mine = self._topology.global_batch
         if global_batch and mine and global_batch != mine:
             _log.warning(
@@ -251,8 +244,7 @@ class ZephonDataLoader(BaseDataLoader):
     @property
     def cursor(self) -> int:
         """Records that all ranks together have used since the start of the run."""
-        state = self._pipeline.checkpoint()
-        return int(state["rounds"]) * self._topology.lanes
+        return self._pipeline.cursor
 
 
 def training_loader() -> ZephonDataLoader | None:

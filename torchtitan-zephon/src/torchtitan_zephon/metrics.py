@@ -9,8 +9,8 @@ import numpy as np
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.observability import structured_logger as sl
 
-from zephon.run import progress
-from zephon.run.progress import Progress
+from zephon import loader as face
+from zephon.loader import Progress
 
 from .loader import ZephonDataLoader, training_loader
 from .ranks import sums_and_maxima
@@ -21,7 +21,7 @@ __all__ = ["ZephonMetricsProcessor", "loader_metrics"]
 def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float]:
     """What the loaders of all ranks did since `since`, and where the run is. All ranks must call it.
 
-    See `zephon.run.progress.loader_metrics`; the wait is per step, of the rank that waited longest over all steps.
+    See `zephon.loader.loader_metrics`; the wait is per step, of the rank that waited longest over all steps.
     """
     now, mixture = loader.progress, loader.mixture()
     sources = list(mixture.values())
@@ -35,7 +35,7 @@ def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float
     )
     _, places, padding, ranks, *counts = sums.tolist()
     used, rows, skipped, failed = np.array(counts).reshape(4, -1) * loader.dp_degree / ranks
-    return progress.loader_metrics(
+    return face.loader_metrics(
         Progress(batches=steps, wait=float(maxima[0]), places=round(places), padding=round(padding)),
         Progress(),
         cursor=loader.cursor,

@@ -1,10 +1,18 @@
 """Every error that Zephon raises on purpose.
 
-A message is one sentence a person can act on: what was found, what was expected, what to do. Code that
-catches `ZephonError` catches all of them; the subclasses say which part of the job was wrong.
+A message is one sentence a person can act on: the value, what was expected, what to do. Code that catches `ZephonError`
+catches all of them; the subclasses say which part of the job was wrong.
 """
 
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
 __all__ = [
+    "Change",
     "CheckpointError",
     "DataError",
     "PipelineError",
@@ -40,8 +48,58 @@ class TokenizerError(ZephonError, ValueError):
     """A tokenizer cannot be loaded, or lacks what the special-token policy needs."""
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A difference between the data of two runs.
+
+    Attributes:
+        name: field of the fingerprint, such as "seed" or "dataset web".
+        before, now: JSON types; "absent" where a run has no such field.
+        note: the same in words, where they say more than the values.
+    """
+
+    name: str
+    before: Any
+    now: Any
+    note: str = ""
+
+    def __str__(self) -> str:
+        if self.note:
+            return f"{self.name}: {self.note}"
+        if not (isinstance(self.before, Mapping) and isinstance(self.now, Mapping)):
+            return f"{self.name}: was {self.before!r}, is {self.now!r}"
+        before, now = self.before, self.now
+        return f"{self.name}: " + ", ".join(
+            f"{key} was {before.get(key, 'absent')!r}, is {now.get(key, 'absent')!r}"
+            for key in sorted({*before, *now})
+            if before.get(key) != now.get(key)
+        )
+
+
 class CheckpointError(ZephonError, ValueError):
-    """A checkpoint is damaged, incomplete, of another version, or belongs to other data."""
+    """A checkpoint is damaged, incomplete, of another version, or belongs to other data.
+
+    Attributes:
+        changes: how the data would differ; empty where the error is another.
+        remedy: the option that accepts such changes.
+    """
+
+    def __init__(self, message: str, changes: Sequence[Change] = (), remedy: str = "allow_changes") -> None:
+        super().__init__(message)
+        self.changes = tuple(changes)
+        self.remedy = remedy
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        if not self.changes:
+            return message
+        names = [change.name for change in self.changes]
+        if self.remedy.startswith("-"):
+            accept = f"{self.remedy} {shlex.quote(','.join(names))}"
+        else:
+            accept = f"{self.remedy}={names}."
+        lines = "".join(f"  {change}\n" for change in self.changes)
+        return f"{message}; the data would differ:\n{lines}To accept this on purpose, pass {accept}"
 
 
 class WorkerError(ZephonError, RuntimeError):

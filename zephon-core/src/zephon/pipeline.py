@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -33,18 +33,13 @@ from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
-from zephon.run.compile import Compiled, Operators, compile_pipeline
-from zephon.run.flush_index import FlushIndex
-from zephon.run.mixture_report import Mixture, mixture_of
-from zephon.run.state import (
-    FINGERPRINT_NAMES,
-    Earlier,
-    RunState,
-    check_allowed,
-    check_fingerprint,
-    merge_checkpoints,
-    read_states,
-)
+from zephon.run.compile import Compiled, compile_pipeline
+from zephon.run.explain import explain
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.index import FlushIndex
+from zephon.run.operators import Operators
+from zephon.run.report import LeftOver, Mixture, Packing, mixture_of, packing_of
+from zephon.run.state import Earlier, RunState, merge_states, read_states
 from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
@@ -54,56 +49,6 @@ __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
 _log = logging.getLogger("zephon")
 _MOST = 1 << 50
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """What packing has made of the documents, in this process since its stream was last begun.
-
-    Records ahead of the consumer are counted, and so are those made again after a restore.
-
-    Attributes:
-        records: records made.
-        slots: places for tokens in them.
-        tokens: real tokens in them; the other places are padding.
-        documents: documents that had tokens.
-        oversized: those of them that were longer than a record.
-        split: those of them that are in more than one record.
-        dropped: those of them that were left out, being longer than a record.
-        dropped_tokens: tokens of the dropped ones.
-    """
-
-    records: int
-    slots: int
-    tokens: int
-    documents: int
-    oversized: int
-    split: int
-    dropped: int
-    dropped_tokens: int
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens per place; 1 before the first record."""
-        return self.tokens / self.slots if self.slots else 1.0
-
-    @property
-    def padding(self) -> float:
-        """Share of places that are padded."""
-        return 1.0 - self.efficiency
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOver:
-    """What did not come out even at the end of a finite run.
-
-    Attributes:
-        tokens: tokens that fill no record, over the lanes of this group.
-        records: records that fill no microbatch.
-    """
-
-    tokens: int
-    records: int
 
 
 class Pipeline:
@@ -376,7 +321,7 @@ class Pipeline:
 
         Opens the datasets and loads the tokenizer.
         """
-        return self._compile().explain()
+        return explain(self._compile())
 
     @property
     def compiled(self) -> Compiled:
@@ -419,17 +364,7 @@ class Pipeline:
         """How full records are, and what became of long documents, since the stream was last begun in this process."""
         compiled = self._compile()
         account = self._counts()
-        counts = account[0].packing if account else PackCounts()
-        return Packing(
-            records=counts.records,
-            slots=counts.records * compiled.operators.pack.record_length,
-            tokens=counts.tokens,
-            documents=counts.documents,
-            oversized=counts.oversized,
-            split=counts.split,
-            dropped=counts.dropped,
-            dropped_tokens=counts.dropped_tokens,
-        )
+        return packing_of(account[0].packing if account else PackCounts(), compiled.operators.pack.record_length)
 
     @property
     def left_over(self) -> LeftOver | None:
@@ -458,8 +393,18 @@ class Pipeline:
             earlier=compiled.earlier,
         ).to_dict()
 
+    @property
+    def cursor(self) -> int:
+        """Records that all groups together have used since the start of the run, as this group sees it."""
+        self._compile()
+        return self._place()[1] * self._options.dp_degree
+
     def restore(
-        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, allow_changes: Collection[str] = ()
+        self,
+        state: Mapping[str, Any] | RunState | Sequence[Mapping[str, Any] | RunState],
+        *,
+        allow_changes: Collection[str] = (),
+        remedy: str = "allow_changes",
     ) -> Self:
         """Go on where `state` was taken; call before iterating.
 
@@ -468,7 +413,8 @@ class Pipeline:
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
-            allow_changes: names of differences to accept although the data will differ.
+            allow_changes: names of changes to accept although the data will differ.
+            remedy: how messages call `allow_changes`, such as the option of a command.
 
         Raises:
             CheckpointError: the state is damaged, incomplete or of other data, or a name is that of no difference. The
@@ -479,15 +425,15 @@ class Pipeline:
         mine = [s for s in states if (s.dp_degree, s.dp_group_id) == group]
         if mine and len({(s.dp_degree, s.extra) for s in states}) == 1 and states[0].extra:
             # Inside a round a group goes on from its own state only, but all must be of the same moment.
-            merge_checkpoints([replace(s, extra=0).to_dict() for s in states])
+            merge_states([replace(s, extra=0) for s in states])
             states = mine
-        read = RunState.from_dict(merge_checkpoints([s.to_dict() for s in states]))
+        read = merge_states(states)
         allow = _names(allow_changes)
         earlier, known = read.earlier, read.tokens_per_row
         if self._source.continues is not None and len(earlier) < self._source.generations:
-            earlier, known = self._take_over(read, allow)
+            earlier, known = self._take_over(read, allow, remedy)
         compiled = self._compile(known, earlier)
-        check_allowed(allow, [read.fingerprint, compiled.fingerprint])
+        check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
         accepted = []
         if earlier is read.earlier:
             accepted = check_fingerprint(
@@ -495,7 +441,8 @@ class Pipeline:
                 compiled.fingerprint,
                 allow=allow,
                 where="the state was taken with other data",
-                explain=compiled.explain_growth,
+                remedy=remedy,
+                explain=compiled.describe_growth,
             )
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
@@ -618,7 +565,9 @@ class Pipeline:
 
     # Inside
 
-    def _take_over(self, read: RunState, allow: Collection[str]) -> tuple[tuple[Earlier, ...], dict[str, float]]:
+    def _take_over(
+        self, read: RunState, allow: Collection[str], remedy: str
+    ) -> tuple[tuple[Earlier, ...], dict[str, float]]:
         """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
         if any(str(each).startswith("stateful_transform ") for each in read.fingerprint.get("row_operators", ())):
             raise CheckpointError(
@@ -632,7 +581,7 @@ class Pipeline:
             {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
         )
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
-        before.restore(read.to_dict(), allow_changes=theirs.intersection(allow))
+        before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
         compiled = before._compile()
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
@@ -699,7 +648,7 @@ class Pipeline:
             if tokens_per_row is not None:
                 return compiled
             self._compiled, self._ratios = now, _ = compiled, compiled.tokens_per_row
-            _log.info("pipeline ready\n%s", compiled.explain())
+            _log.info("pipeline ready\n%s", explain(compiled))
         return now
 
 

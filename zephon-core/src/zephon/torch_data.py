@@ -14,14 +14,24 @@ import copy
 import mmap
 import multiprocessing.context
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import IterableDataset, get_worker_info
 
+from zephon.batch import SampleBatch
 from zephon.errors import PipelineError
-from zephon.pipeline import Pipeline
 
 __all__ = ["PipelineDataset"]
+
+
+class _Pipeline(Protocol):
+    """What is used of a `zephon.Pipeline`."""
+
+    def __iter__(self) -> Iterator[SampleBatch]: ...
+
+    def checkpoint(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> Any: ...
 
 
 class PipelineDataset(IterableDataset[dict[str, Any]]):
@@ -37,7 +47,7 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
         to_training: as for `SampleBatch.to_training`.
     """
 
-    def __init__(self, pipeline: Pipeline, **to_training: Any) -> None:
+    def __init__(self, pipeline: _Pipeline, **to_training: Any) -> None:
         self._pipeline = pipeline
         self._to_training = to_training
         # Seen by a worker that is a fork: 1 where it is a worker that moves on.

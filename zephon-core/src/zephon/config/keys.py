@@ -171,6 +171,13 @@ class Key:
         """Whether its values are paths."""
         return "path" in _extra(self.kind)
 
+    @property
+    def plain(self) -> Any:
+        """The type without constraints, as a command line can read it."""
+        plain = [get_args(part)[0] if get_origin(part) is Annotated else part for part in _parts(self.kind)]
+        plain += [str] if _extra(self.kind).keys() & {"units", "auto"} else []
+        return Union[(*plain, *([None] if self.default is None else []))]
+
 
 _KEYS: dict[type, dict[str, Key]] = {}
 

@@ -103,6 +103,8 @@ class WorkSource(CurriculumSettings):
 
     def _check_mixture(self, names: Sequence[str]) -> None:
         """Check the weights, and put them in the order of the datasets."""
+        if self.mixture is not None and not isinstance(self.mixture, Mapping):
+            raise RecipeError(f"mixture is {seen(self.mixture)}; expected weights by dataset name.")
         weights = dict.fromkeys(names, 1.0) if self.mixture is None else dict(self.mixture)
         refuse_unknown(weights, names, "dataset in mixture")
         if missing := [name for name in names if name not in weights]:

@@ -17,9 +17,9 @@ from zephon.columns.records import RecordBlock
 from zephon.engine.engine import Ahead, Engine
 from zephon.engine.lane import Totals
 from zephon.run.compile import Compiled
-from zephon.run.flush_index import FlushIndexWriter
+from zephon.run.index import FlushIndexWriter
 from zephon.run.ledger import LedgerWriter
-from zephon.run.mixture_report import mixture_line, mixture_of
+from zephon.run.report import mixture_line, mixture_of
 
 __all__ = ["BatchStream"]
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from zephon.pipeline import Mixture
-from zephon.run.progress import Progress, loader_metrics
+from zephon.run.report import Mixture, Progress, loader_metrics
 
 
 def test_metrics_are_of_the_time_since_they_were_last_taken():

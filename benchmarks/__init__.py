@@ -1,0 +1,1 @@
+"""Benchmarks of Zephon: `python -m benchmarks.run --help`."""

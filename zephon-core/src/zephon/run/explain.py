@@ -1,0 +1,112 @@
+"""The compiled plan of a pipeline, for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zephon.curriculum.source import ScheduledMixtureWorkSource
+from zephon.run.compile import Compiled
+from zephon.run.fingerprint import schedule_of
+
+__all__ = ["explain"]
+
+
+def explain(compiled: Compiled) -> str:
+    """Data, order, operators, workers, lanes, window, look-ahead and memory bound, one line each."""
+    return "\n".join(
+        [
+            *_data_lines(compiled),
+            *_order_lines(compiled),
+            *_operator_lines(compiled),
+            *_engine_lines(compiled),
+            *(f"note: {finding}" for finding in compiled.findings),
+        ]
+    )
+
+
+def _data_lines(compiled: Compiled) -> list[str]:
+    source, lines = compiled.source, ["data"]
+    unit = "tokens" if source.counts_tokens else "bytes"
+    for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
+        catalog = dataset.catalog
+        lines.append(
+            f"  {dataset.name}: {share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
+            f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} {unit} "
+            "per row"
+        )
+        if dataset.lost:
+            lines.append(f"    left out as damaged: {len(dataset.lost):,} of the shards, see options(error_report=...)")
+    return lines
+
+
+def _order_lines(compiled: Compiled) -> list[str]:
+    source = compiled.source
+    lines = [
+        f"order: seed {source.seed}, shuffle_shards {source.shuffle_shards}, shuffle_within_shard "
+        f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, "
+        f"{'ends' if source.finite else 'repeats without end'}"
+    ]
+    for name in source.names:
+        if name not in source.retired and (settings := source.per_dataset.get(name)):
+            lines.append(f"  {name}: {', '.join(f'{key} {value}' for key, value in settings.items())}")
+    if isinstance(source, ScheduledMixtureWorkSource):
+        lines.append("schedule, in planned tokens: see zephon plan")
+        for start, change, end, shares in schedule_of(source, compiled.options, compiled.operators):
+            described = ", ".join(f"{name} {share:.2%}" for name, share in shares.items())
+            lines.append(f"  from {start:,} {change}{f' until {end:,}' if end else ''}: {described}")
+    return lines
+
+
+def _operator_lines(compiled: Compiled) -> list[str]:
+    operators, plan, tokenizer = compiled.operators, compiled.plan, compiled.tokenizer
+    pack, shuffle = operators.pack, operators.shuffle
+    lines = ["operators"]
+    lines += [f"  {operator.label}{_scope(operator)}" for operator in operators.rows]
+    for encode in operators.encode:
+        by = f"{encode.tokenizer_id}, {tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "no tokenizer"
+        limit = f", at most {encode.max_length:,} tokens" if encode.max_length else ""
+        ends = f"BOS {compiled.bos_id}, EOS {compiled.eos_id}"
+        lines.append(f"  {encode.kind}: {by}, {ends}, column {encode.field}{limit}{_scope(encode)}")
+    lines.append(f"  {pack.name}: {pack.described()}, records of {pack.record_length:,} tokens")
+    if operators.mixture:
+        lines.append("    ensure_mixture: records of one dataset each, in turn; each lane holds a stock")
+    if pack.has_bins:
+        lines.append(
+            f"    {pack.num_bins} bins per lane ({_size(compiled.bin_bytes)} over the lanes of this group), drained "
+            f"every {plan.stretch:,} to {2 * plan.stretch:,} records and at the end of every window"
+        )
+    if shuffle:
+        per_lane = max(1, shuffle.buffer_size // compiled.topology.lanes)
+        lines.append(f"  shuffle: buffer of {shuffle.buffer_size:,} records, {per_lane:,} per lane")
+    return [*lines, f"  batch: {operators.batch.microbatch_size} records"]
+
+
+def _engine_lines(compiled: Compiled) -> list[str]:
+    plan, topology, options = compiled.plan, compiled.topology, compiled.options
+    workers = "".join(f", {kind} {count}" for kind, count in compiled.workers.items())
+    ready = compiled.ready_records * compiled.record_bytes
+    return [
+        f"workers: runner {options.runner}{workers if options.runner != 'inline' else ''}"
+        f"{', in a process of their own' if options.isolate else ''}",
+        f"lanes: {topology.lanes}, of which group {topology.dp_group_id} of {topology.dp_degree} owns "
+        f"{topology.owned.start} to {topology.owned.stop - 1}",
+        f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
+        f"look-ahead: {_size(plan.lookahead_bytes)} of text, {compiled.ready_records:,} records ready ({_size(ready)})",
+        f"memory bound: {_size(compiled.memory_bound)} besides the libraries, of which "
+        f"{_size(compiled.cache_options.memory_bytes)} for decoded data",
+    ]
+
+
+def _scope(operator: Any) -> str:
+    """Which datasets an operator is for, and where it runs."""
+    datasets = f" for {', '.join(operator.datasets)}" if operator.datasets else ""
+    runner = getattr(operator, "runner", None)
+    return datasets + {None: "", "process": ", in processes", "threads": ", in this process"}[runner]
+
+
+def _size(nbytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if nbytes < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.1f} TiB"

@@ -1,0 +1,283 @@
+"""The fingerprint of a run: everything that decides its data, by name, as JSON types.
+
+States carry it, and two runs with equal fingerprints read the same data. So its names and values never change.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from zephon.config.options import Options
+from zephon.curriculum.mixture import Ending
+from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
+from zephon.data.catalog import Catalog
+from zephon.errors import Change, CheckpointError, PipelineError
+from zephon.run.operators import Operators
+from zephon.tokenizer.tokenizer import Tokenizer
+
+__all__ = [
+    "FINGERPRINT_NAMES",
+    "STREAM_VERSION",
+    "check_allowed",
+    "check_fingerprint",
+    "check_ranks_agree",
+    "describe_growth",
+    "fingerprint_of",
+    "number_ranges",
+    "schedule_of",
+]
+
+STREAM_VERSION = 2
+"""Raised by every change that alters any stream of records for the same recipe, seed and data."""
+
+FINGERPRINT_NAMES = (
+    "canonical_replicas",
+    "chunk_size",
+    "continues",
+    "datasets",
+    "documents",
+    "end",
+    "endings",
+    "ensure_mixture",
+    "flush_every_k_chunks",
+    "groups",
+    "order",
+    "orders",
+    "pack_algorithm",
+    "reshuffle_on_repeat",
+    "row_operators",
+    "schedule",
+    "seed",
+    "seq_len",
+    "shuffle",
+    "special_tokens",
+    "stream_version",
+    "token_estimation",
+    "tokenizer",
+    "tokenizer_backend",
+    "tokens_per_row",
+)
+"""Names that a fingerprint may have, besides "dataset NAME" for every dataset."""
+
+_DETAILED_DATASETS = 12  # with more of them a state would outgrow its 4 KB
+_NAMES_LISTED = 60
+
+
+def fingerprint_of(
+    source: WorkSource,
+    operators: Operators,
+    options: Options,
+    lanes: int,
+    catalogs: Mapping[str, Catalog],
+    size_columns: Mapping[str, str],
+    tokenizer: Tokenizer | None,
+    special: tuple[int | None, int | None],
+) -> dict[str, Any]:
+    """What decides the data of a run.
+
+    Args:
+        catalogs: by dataset name.
+        size_columns: by dataset name, the column that holds the document.
+        special: ids of BOS and EOS.
+    """
+    shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
+    fields: dict[str, Any] = {
+        "stream_version": STREAM_VERSION,
+        "canonical_replicas": lanes,
+        "seq_len": pack.max_length,
+        "tokenizer": tokenizer.content_hash[:16] if tokenizer else "none",
+        "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
+        "special_tokens": f"bos={special[0]} eos={special[1]}",
+        "pack_algorithm": pack.described(),
+        "shuffle": f"buffer_size={shuffle.buffer_size} seed={shuffle.seed}" if shuffle else "none",
+        "seed": source.seed,
+        "chunk_size": source.chunk_size,
+        "flush_every_k_chunks": options.flush_every_k_chunks,
+        "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
+        "end": f"drop_last={operators.batch.drop_last}" if source.finite else "repeat",
+        "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
+        "datasets": source.names,
+    }
+    if operators.rows:
+        fields["row_operators"] = [_shortened(operator.identity()) for operator in operators.rows]
+    if not operators.is_plain:
+        fields["documents"] = [_shortened(operator.identity()) for operator in operators.encode]
+    if mixture:
+        fields["ensure_mixture"] = f"buffer_size={mixture.buffer_size}"
+    if not source.reshuffle_on_repeat:
+        fields["reshuffle_on_repeat"] = False
+    endings = {name: source.ending(name) for name in source.names}
+    if any(ending != Ending(1 if source.finite else None) for ending in endings.values()):
+        fields["endings"] = {name: [ending.passes, ending.ends_run] for name, ending in endings.items()}
+    if orders := {name: asdict(source.order_options(name)) for name in source.names if name in source.per_dataset}:
+        fields["orders"] = orders
+    if isinstance(source, ScheduledMixtureWorkSource):
+        fields["schedule"] = schedule_of(source, options, operators)
+    if source.continues is not None:
+        before = fingerprint_of(source.continues, operators, options, lanes, catalogs, size_columns, tokenizer, special)
+        fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
+    brief = len(source.names) > _DETAILED_DATASETS
+    if pack.homogeneity == "group":
+        groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
+        fields["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
+    for name, weight in source.relative_weights.items():
+        catalog = catalogs[name]
+        fields[f"dataset {name}"] = _dataset_field(catalog, catalog.n_shards, size_columns[name], weight, brief)
+    return fields
+
+
+def schedule_of(source: ScheduledMixtureWorkSource, options: Options, operators: Operators) -> list[list[Any]]:
+    """The stages of a source: start in planned tokens, kind of change, end or None, and shares by dataset."""
+    tokens_per_step = options.global_batch * operators.pack.record_length if options.global_batch else 1
+    return [stage.to_plain(tokens_per_step) for stage in source.schedule]
+
+
+def _shortened(identity: str) -> str:
+    """An operator's identity in at most 80 characters; a state has room for no more."""
+    if len(identity) <= 80:
+        return identity
+    return f"{identity[:60]}... {hashlib.sha256(identity.encode()).hexdigest()[:12]}"
+
+
+def _dataset_field(catalog: Catalog, n_shards: int, column: str, weight: float, brief: bool) -> dict[str, Any] | str:
+    """The field of a dataset with its first `n_shards` shards, SHARDS/ROWS/WEIGHT/DIGEST where it is to be brief."""
+    content = {
+        "shards": n_shards,
+        "rows": _rows(catalog, n_shards),
+        "content": catalog.fingerprint_of(n_shards)[:16],
+        "text_field": column,
+        "weight": weight,
+    }
+    if catalog.pin:
+        content["revision"] = catalog.pin
+    if not brief:
+        return content
+    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
+    return f"{n_shards}/{content['rows']}/{weight:.6g}/{digest}"
+
+
+def _shards_in(field: Any) -> int:
+    """The shards that `_dataset_field` wrote into a field; 0 where it did not."""
+    shards = field.split("/")[0] if isinstance(field, str) else field.get("shards") if isinstance(field, Mapping) else 0
+    return int(str(shards)) if str(shards).isdecimal() else 0
+
+
+def _rows(catalog: Catalog, n_shards: int) -> int:
+    return int(catalog.group_rows[catalog.group_shard < n_shards].sum())
+
+
+def describe_growth(catalog: Catalog, column: str, weight: float, field: Any) -> str:
+    """Words for the change of a dataset that has only got new shards since `field` was written, else ""."""
+    before, now = _shards_in(field), catalog.n_shards
+    if not 0 < before < now or _dataset_field(catalog, before, column, weight, isinstance(field, str)) != field:
+        return ""
+    new = ", ".join(str(shard) for shard in catalog.shard_names[before : before + 3])
+    return (
+        f"has grown from {before} shards ({_rows(catalog, before)} rows) to {now} ({catalog.rows} rows); "
+        f"new: {new}{', ...' if now - before > 3 else ''}"
+    )
+
+
+# Comparing
+
+
+def check_fingerprint(
+    before: Mapping[str, Any],
+    now: Mapping[str, Any],
+    *,
+    allow: Collection[str] = (),
+    where: str,
+    remedy: str = "allow_changes",
+    explain: Callable[[str, Any], str] = lambda name, before: "",
+) -> list[Change]:
+    """Refuse two fingerprints that differ in anything not allowed.
+
+    Args:
+        allow: names of changes to accept.
+        where: how the message begins.
+        remedy: the option that accepts changes, for the message.
+        explain: words for a change, given its name and its value before; "" where the values say enough.
+
+    Returns:
+        The changes that are allowed.
+
+    Raises:
+        CheckpointError: the data would differ; `changes` has the differences that are not allowed.
+    """
+    changes = [
+        Change(name, value, now.get(name, "absent"), explain(name, value))
+        for name in sorted({*before, *now})
+        if (value := before.get(name, "absent")) != now.get(name, "absent")
+    ]
+    if refused := [change for change in changes if change.name not in allow]:
+        raise CheckpointError(where, refused, remedy)
+    return changes
+
+
+def check_allowed(
+    allow: Collection[str], fingerprints: Iterable[Mapping[str, Any]] | None, remedy: str = "allow_changes"
+) -> None:
+    """Refuse names of changes that cannot occur, such as misspelt ones.
+
+    Args:
+        allow: the names.
+        fingerprints: those that may differ; None where no state is known yet, so that any dataset may be meant.
+        remedy: the option that has the names.
+
+    Raises:
+        CheckpointError: the first unknown name, and the known ones.
+    """
+    known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
+    for name in sorted(allow):
+        if name in known or (fingerprints is None and name.startswith("dataset ")):
+            continue
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f' (did you mean "{near[0]}"?)' if near else ""
+        more = f" and {len(known) - _NAMES_LISTED} more" if len(known) > _NAMES_LISTED else ""
+        dataset = ' or "dataset NAME"' if fingerprints is None else ""
+        raise CheckpointError(
+            f"{remedy} names {name[:80]!r}, which is no difference that data can have{hint}; it may name "
+            f"{', '.join(known[:_NAMES_LISTED])}{more}{dataset}."
+        )
+
+
+def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
+    """Refuse to train where ranks would read different data.
+
+    Args:
+        fingerprints: by rank, of all ranks that read data; at least one.
+
+    Raises:
+        PipelineError: which ranks differ from the first, and in what.
+    """
+    lowest = min(fingerprints)
+    first = fingerprints[lowest]
+    others = sorted(rank for rank, fingerprint in fingerprints.items() if fingerprint != first)
+    if others:
+        other = fingerprints[others[0]]
+        names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
+        differences = "; ".join(
+            f"{name} is {str(first.get(name, 'absent'))[:200]} on rank {lowest} and "
+            f"{str(other.get(name, 'absent'))[:200]} on rank {others[0]}"
+            for name in names[:3]
+        )
+        raise PipelineError(
+            f"ranks {number_ranges(others)} would read other data than rank {lowest}: {differences}; give all ranks "
+            "the same files, tokenizer and settings."
+        )
+
+
+def number_ranges(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` as "0-2, 5"."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][1] == number - 1:
+            parts[-1][1] = number
+        else:
+            parts.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)

@@ -1,0 +1,217 @@
+"""What a run tells of itself: shares of tokens, packing, what is left over, and the metrics of a training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from zephon.batch import SampleBatch
+from zephon.engine.lane import Totals
+from zephon.ops.base import PackCounts
+from zephon.run.compile import Compiled
+
+__all__ = [
+    "LeftOver",
+    "Mixture",
+    "Packing",
+    "Progress",
+    "loader_metrics",
+    "mixture_line",
+    "mixture_of",
+    "packing_of",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """Tokens of one dataset, in this process since its stream was last begun.
+
+    Attributes:
+        target: wanted share of tokens; under a schedule, of those handed out so far.
+        achieved: share of the tokens handed out so far; 0 before the first.
+        given: tokens handed out.
+        tokens: tokens made, those ahead of the consumer included.
+        rows: rows read, those ahead included.
+        skipped: rows that were null, empty or only white space.
+        dropped: rows that operators left out on purpose, such as a filter.
+        failed: rows left out because they could not be used, see `options(on_error="skip")`.
+        window: share of the tokens of each lane's last whole window; as `achieved` before the first has ended.
+        window_tokens: tokens of those windows; 0 before the first has ended.
+    """
+
+    target: float
+    achieved: float
+    given: int
+    tokens: int
+    rows: int
+    skipped: int
+    dropped: int = 0
+    failed: int = 0
+    window: float = 0.0
+    window_tokens: int = 0
+
+
+def mixture_of(compiled: Compiled, totals: Totals, given: np.ndarray, begun: int) -> dict[str, Mixture]:
+    """Target and achieved shares by dataset name.
+
+    Args:
+        compiled: the pipeline.
+        totals: counts of this group.
+        given: int64[n_datasets], tokens handed out by this group.
+        begun: records of this group that were used before.
+    """
+    handed_out = int(given.sum())
+    # A group has its share of every round, so all groups together have had that many times as much.
+    start = begun * compiled.topology.dp_degree * compiled.operators.pack.record_length
+    end = start + handed_out * compiled.topology.dp_degree
+    shares = compiled.source.shares_between(start, end, compiled.tokens_per_step)
+    window = sum(list(totals.windows.values()), np.zeros_like(totals.tokens))
+    window_tokens = int(window.sum())
+    mixture = {}
+    for d, name in enumerate(compiled.plan.dataset_names):
+        achieved = int(given[d]) / handed_out if handed_out else 0.0
+        mixture[name] = Mixture(
+            target=shares[name],
+            achieved=achieved,
+            given=int(given[d]),
+            tokens=int(totals.tokens[d]),
+            rows=int(totals.rows[d]),
+            skipped=int(totals.skipped[d]),
+            dropped=int(totals.dropped[d]),
+            failed=int(totals.failed[d]),
+            window=int(window[d]) / window_tokens if window_tokens else achieved,
+            window_tokens=int(window[d]),
+        )
+    return mixture
+
+
+def mixture_line(mixture: Mapping[str, Mixture]) -> str:
+    """Shares of all datasets in one line, for a log."""
+    return ", ".join(
+        f"{name} {each.achieved:.2%} of {each.target:.2%} (last window {each.window:.2%})"
+        for name, each in mixture.items()
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How documents were packed, in this process since its stream was last begun.
+
+    Records ahead of the consumer are counted, and so are those made again after a restore.
+
+    Attributes:
+        records: records made.
+        slots: places for tokens in them.
+        tokens: real tokens in them; the other places are padding.
+        documents: documents that had tokens.
+        oversized: documents longer than a record.
+        split: documents that are in more than one record.
+        dropped: documents left out because they are longer than a record.
+        dropped_tokens: tokens of the dropped ones.
+    """
+
+    records: int
+    slots: int
+    tokens: int
+    documents: int
+    oversized: int
+    split: int
+    dropped: int
+    dropped_tokens: int
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens per place; 1 before the first record."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def padding(self) -> float:
+        """Share of places that are padded."""
+        return 1.0 - self.efficiency
+
+
+def packing_of(counts: PackCounts, record_length: int) -> Packing:
+    """The counts of a stream, for people."""
+    return Packing(
+        records=counts.records,
+        slots=counts.records * record_length,
+        tokens=counts.tokens,
+        documents=counts.documents,
+        oversized=counts.oversized,
+        split=counts.split,
+        dropped=counts.dropped,
+        dropped_tokens=counts.dropped_tokens,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOver:
+    """Data of a finite run that no batch holds.
+
+    Attributes:
+        tokens: tokens that fill no record, over the lanes of this group.
+        records: records that fill no microbatch.
+    """
+
+    tokens: int
+    records: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a loader has done since it was built.
+
+    Attributes:
+        batches: microbatches handed out.
+        wait: seconds that the trainer waited for them, the making of tensors included.
+        places: places for tokens in them.
+        padding: places without a real token.
+        tokens: int64[n_datasets], the real tokens by dataset; 0 before the first batch.
+    """
+
+    batches: int = 0
+    wait: float = 0.0
+    places: int = 0
+    padding: int = 0
+    tokens: np.ndarray | int = 0
+
+    def add(self, batch: SampleBatch, wait: float) -> None:
+        """Count a microbatch for which the trainer waited `wait` seconds."""
+        places, tokens = batch.tokens.size, batch.tokens_by_dataset()
+        self.batches += 1
+        self.wait += wait
+        self.places += places
+        self.padding += places - int(tokens.sum())
+        self.tokens = self.tokens + tokens
+
+
+def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapping[str, Mixture]) -> dict[str, float]:
+    """Metrics of the time since `since`, and the place of the run.
+
+    zephon/data_wait(s)
+        Mean time that the trainer waited for each of `batches`, which an integration may set to the steps instead.
+    zephon/padding(%)
+        Share of places that hold no real token.
+    zephon/cursor
+        Records that all ranks have used since the start of the run.
+    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
+        Tokens used since the process started; their share of all; the share wanted.
+    zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
+        Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
+        are included.
+    """
+    batches, places = now.batches - since.batches, now.places - since.places
+    metrics = {
+        "zephon/data_wait(s)": (now.wait - since.wait) / max(1, batches),
+        "zephon/padding(%)": 100 * (now.padding - since.padding) / max(1, places),
+        "zephon/cursor": float(cursor),
+    }
+    for name, part in mixture.items():
+        metrics[f"zephon/tokens/{name}"] = float(part.tokens)
+        metrics[f"zephon/mixture/{name}"] = part.achieved
+        metrics[f"zephon/mixture_target/{name}"] = part.target
+        metrics[f"zephon/skipped_rows/{name}"] = float(part.skipped)
+        metrics[f"zephon/failed_rows/{name}"] = float(part.failed)
+    return metrics
