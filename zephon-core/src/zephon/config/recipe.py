@@ -196,6 +196,8 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
         Raises: `RecipeError` where the file cannot be read, or anything in it is unknown, of the wrong type or out of
         range.
         """
+        if not isinstance(path, str | os.PathLike):
+            raise RecipeError(f"the recipe is {seen(path)}; expected the path of a TOML file.")
         where = os.fspath(path)
         try:
             with open(where, encoding="utf-8-sig") as file:  # editors on Windows put a byte order mark in front

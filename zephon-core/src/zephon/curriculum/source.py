@@ -60,13 +60,10 @@ class WorkSource(CurriculumSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        datasets = list(self.datasets) if isinstance(self.datasets, Iterable) else [self.datasets]
-        for dataset in datasets:
-            if not isinstance(dataset, Dataset):
-                raise RecipeError(f"datasets holds {seen(dataset)}; expected a list of zephon.io.Dataset.")
+        datasets = list(self.datasets) if isinstance(self.datasets, Iterable) else []
+        if not datasets or not all(isinstance(dataset, Dataset) for dataset in datasets):
+            raise RecipeError(f"datasets is {seen(self.datasets)}; expected a list of at least one zephon.io.Dataset.")
         names = [dataset.name for dataset in datasets]
-        if not names:
-            raise RecipeError("datasets is empty; expected at least one zephon.io.Dataset.")
         for name in names:
             if names.count(name) > 1:
                 raise RecipeError(f"two datasets are named {quote(name)}; expected a name of its own for each.")
