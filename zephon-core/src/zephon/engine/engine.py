@@ -7,9 +7,10 @@ records ready; what is ahead is bounded, and dropping the iterator ends the thre
 from __future__ import annotations
 
 import atexit
+import contextlib
+import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
@@ -20,7 +21,7 @@ from zephon.columns.records import RecordBlock
 from zephon.engine.lane import LaneStream, Totals
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
-from zephon.engine.runners.base import Runner
+from zephon.engine.runners import Runner
 
 __all__ = ["Ahead", "Engine"]
 
@@ -99,84 +100,15 @@ class Engine:
             self._pool.close()
 
 
-class _Channel:
-    """A bounded queue between the engine's thread and the consumer, which either side can shut."""
-
-    def __init__(self, capacity: int) -> None:
-        self._items: deque[RecordBlock] = deque()
-        self._capacity = capacity
-        self._changed = threading.Condition()
-        self._shut = False
-        self._ended = False
-        self._error: BaseException | None = None
-
-    def put(self, block: RecordBlock) -> bool:
-        """Wait for room and add `block`; False where the consumer has gone."""
-        with self._changed:
-            while len(self._items) >= self._capacity and not self._shut:
-                self._changed.wait()
-            if self._shut:
-                return False
-            self._items.append(block)
-            self._changed.notify_all()
-            return True
-
-    def end(self, error: BaseException | None) -> None:
-        """No block will follow; after the last one the consumer gets `error`, if any."""
-        with self._changed:
-            self._ended, self._error = True, error
-            self._changed.notify_all()
-
-    def get(self) -> RecordBlock | None:
-        """The next block, or None at the end."""
-        with self._changed:
-            while not self._items and not self._ended:
-                self._changed.wait()
-            if self._items:
-                block = self._items.popleft()
-                self._changed.notify_all()
-                return block
-            if self._error is not None:
-                raise self._error
-            return None
-
-    def shut(self) -> None:
-        """The consumer has gone."""
-        with self._changed:
-            self._shut = True
-            self._items.clear()
-            self._changed.notify_all()
-
-
-_running: dict[threading.Thread, tuple[_Channel, Engine]] = {}
-
-
-def _produce(engine: Engine, channel: _Channel) -> None:
-    error: BaseException | None = None
-    try:
-        for block in engine.rounds():
-            if not channel.put(block):
-                break
-    except BaseException as caught:
-        error = caught
-    finally:
-        engine.close()
-        channel.end(error)
-        _running.pop(threading.current_thread(), None)
+_running: dict[threading.Thread, Callable[[], object]] = {}
 
 
 @atexit.register
 def _end_all() -> None:
     # A thread inside native code when the interpreter goes away takes the process down with it.
-    for thread, (channel, engine) in list(_running.items()):
-        _shut(channel, engine)
+    for thread, close in list(_running.items()):
+        close()
         thread.join()
-
-
-def _shut(channel: _Channel, engine: Engine) -> None:
-    """The consumer has gone, and with it the need for what is under way."""
-    channel.shut()
-    engine.leave_workers()
 
 
 class Ahead:
@@ -188,18 +120,60 @@ class Ahead:
     """
 
     def __init__(self, engine: Engine, blocks: int) -> None:
-        self._channel = _Channel(blocks)
-        thread = threading.Thread(target=_produce, args=(engine, self._channel), name="zephon-engine", daemon=True)
+        self._handover = _Handover(engine, blocks)
         # Ends the thread when the iterator is dropped.
-        self.close = weakref.finalize(self, _shut, self._channel, engine)
-        _running[thread] = self._channel, engine
+        self.close = weakref.finalize(self, self._handover.close)
+        thread = threading.Thread(target=self._handover.produce, name="zephon-engine", daemon=True)
+        _running[thread] = self._handover.close
         thread.start()
 
     def __iter__(self) -> Iterator[RecordBlock]:
         return self
 
     def __next__(self) -> RecordBlock:
-        block = self._channel.get()
-        if block is None:
-            raise StopIteration
+        return self._handover.get()
+
+
+class _Handover:
+    """Between the engine's thread and the consumer: blocks, then the exception that ended them."""
+
+    def __init__(self, engine: Engine, blocks: int) -> None:
+        self._engine = engine
+        self._ready: queue.SimpleQueue[RecordBlock | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(blocks)
+        self._closed = False
+
+    def produce(self) -> None:
+        """Run the engine to its end, or until the consumer has gone."""
+        end: BaseException = StopIteration()
+        try:
+            for block in self._engine.rounds():
+                self._room.acquire()
+                if self._closed:
+                    break
+                self._ready.put(block)
+        except BaseException as error:
+            end = error
+        finally:
+            self._engine.close()
+            self._ready.put(end)
+            _running.pop(threading.current_thread(), None)
+
+    def get(self) -> RecordBlock:
+        """The next block, or raise what ended them."""
+        block = self._ready.get()
+        if isinstance(block, BaseException):
+            self._ready.put(block)
+            raise block
+        self._room.release()
         return block
+
+    def close(self) -> None:
+        """The consumer has gone, and with it the need for what is under way."""
+        self._closed = True
+        self._room.release()
+        self._engine.leave_workers()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
+        self._ready.put(StopIteration())

@@ -24,7 +24,7 @@ from zephon.columns.faults import FaultBudget, RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import Pointer, RecordBlock, RowBlock, TokenBlock
 from zephon.engine.plan import Plan
-from zephon.engine.runners.base import Runner, Task
+from zephon.engine.runners import Pending, Runner
 from zephon.errors import DataError
 from zephon.ops.base import Job, Ordered, PackCounts
 from zephon.ops.documents import Emitted
@@ -114,7 +114,7 @@ class _Now:
 
 
 _Piece = tuple[np.ndarray, np.ndarray, int, int]
-_Queue = deque[Task | _WindowEnd | _LaneEnd]
+_Queue = deque[Pending | _WindowEnd | _LaneEnd]
 
 
 class LaneStream:
@@ -177,7 +177,7 @@ class LaneStream:
         self._under_way = 0.0  # bytes of text handed out and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
         self._documents: _Queue = deque()
-        self._packed: deque[tuple[Task, Job] | _WindowEnd | _LaneEnd] = deque()
+        self._packed: deque[tuple[Pending, Job] | _WindowEnd | _LaneEnd] = deque()
         self._ordered: _Queue = deque()
         self._blocks: deque[RecordBlock] = deque()
         self._barren_rows = 0  # rows since the last token
@@ -267,7 +267,7 @@ class LaneStream:
         self._estimates.append(estimate)
         self._under_way += estimate
 
-    def _push(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+    def _push(self, item: Pending | _WindowEnd | _LaneEnd) -> None:
         """The next rows, or a mark, into the stateful transform; what it gives goes on to the workers."""
         stage, window, plan = self._stage, self._window, self._plan
         assert stage and window
@@ -286,7 +286,7 @@ class LaneStream:
         if isinstance(item, _LaneEnd) or (isinstance(item, _WindowEnd) and not isinstance(item, _ReplayEnd)):
             self._documents.append(item)
 
-    def _pack(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+    def _pack(self, item: Pending | _WindowEnd | _LaneEnd) -> None:
         """The next documents, or a mark, into the packer."""
         if isinstance(item, _WindowEnd):
             self._cut(self._packer.flush())
@@ -351,7 +351,7 @@ class LaneStream:
             start = LaneStart(window, before, carry.chunk, carry.position, carry.token, skips=carry.skips)
             self._on_window(self._lane, start)
 
-    def _order(self, item: tuple[Task, Job] | _WindowEnd | _LaneEnd) -> None:
+    def _order(self, item: tuple[Pending, Job] | _WindowEnd | _LaneEnd) -> None:
         """The next records, or a mark, into the orderer."""
         if isinstance(item, tuple):
             task, job = item
@@ -370,7 +370,7 @@ class LaneStream:
         elif isinstance(item, _LaneEnd):
             self._ordered.append(item)
 
-    def _out(self, item: Task | _WindowEnd | _LaneEnd) -> None:
+    def _out(self, item: Pending | _WindowEnd | _LaneEnd) -> None:
         """The next records, in their final order, to the exit."""
         if isinstance(item, _LaneEnd):
             self.ended = True
@@ -382,7 +382,7 @@ class LaneStream:
                 self._blocks.append(block.slice(used, len(block)) if used else block)
                 self.ready += len(block) - used
 
-    def _start(self, job: Job | Ordered) -> Task:
+    def _start(self, job: Job | Ordered) -> Pending:
         return self._runner.submit("pack", job.run) if job.nbytes > _SMALL_JOB_BYTES else _Now(job)
 
     def _announced(
@@ -436,7 +436,7 @@ class LaneStream:
         yield _LANE_END
 
 
-def _finished(item: Task | tuple[Task, Job] | _WindowEnd | _LaneEnd) -> bool:
+def _finished(item: Pending | tuple[Pending, Job] | _WindowEnd | _LaneEnd) -> bool:
     if isinstance(item, tuple):
         return item[0].done()
     return isinstance(item, _WindowEnd | _LaneEnd) or item.done()
@@ -446,7 +446,7 @@ def _fetch_and_work(work: Callable[[RowBlock], Any], plan: Plan, piece: _Piece) 
     return work(plan.fetch(*piece))
 
 
-def _work_on_fetched(work: Callable[[RowBlock], Any], rows: Task) -> Any:
+def _work_on_fetched(work: Callable[[RowBlock], Any], rows: Pending) -> Any:
     return work(rows.result())
 
 

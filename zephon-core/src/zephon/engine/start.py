@@ -21,7 +21,7 @@ from zephon.columns.records import RowBlock, TokenBlock
 from zephon.engine.engine import Engine
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import SEATS, WorkerPool
-from zephon.engine.runners import make_runner
+from zephon.engine.runners import InlineRunner, Runner, ThreadsRunner
 from zephon.ops.documents import Documents, DocumentWorker, Encoder
 from zephon.ops.rows import RowOperator, Rows, apply_all
 
@@ -52,8 +52,7 @@ def start_engine(
         plan = placed(pool)
         # A thread for each call that may be under way: it reads rows, then waits for a worker.
         workers = {**workers, "tokenize": SEATS * workers["tokenize"]}
-    here = "threads" if runner == "process" else runner
-    made = make_runner("process" if functions and runner != "inline" else here, **workers)
+    made: Runner = InlineRunner() if runner == "inline" else ThreadsRunner(**workers)
     try:
         return Engine(plan, made, starts, block_records, on_window, on_fault, pool)
     except BaseException:  # a user's init_state runs here

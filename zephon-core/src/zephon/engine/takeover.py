@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from zephon.columns.lane_start import LaneStart
 from zephon.engine.lane import LaneStream, Totals
 from zephon.engine.plan import Plan
-from zephon.engine.runners import make_runner
+from zephon.engine.runners import InlineRunner
 from zephon.errors import CheckpointError
 
 __all__ = ["cuts_of"]
@@ -22,7 +22,7 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         cursor: records of this group that have been used.
     """
     totals = Totals(len(plan.dataset_names))
-    runner = make_runner("inline", tokenize=1)
+    runner = InlineRunner()
     cuts = {}
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
@@ -52,5 +52,4 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
             cuts[number] = last, len(chunk)
         else:
             cuts[number] = found.chunk, found.position + (found.token > 0)
-    runner.close()
     return cuts

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from zephon.batch import SampleBatch
+from zephon.columns.lane_start import LaneStart
 from zephon.engine.lane import Totals
 from zephon.ops.base import PackCounts
 from zephon.run.compile import Compiled
 
 __all__ = [
+    "Account",
     "LeftOver",
     "Mixture",
     "Packing",
@@ -22,6 +24,31 @@ __all__ = [
     "mixture_of",
     "packing_of",
 ]
+
+
+@dataclass(frozen=True)
+class Account:
+    """The place of a stream and what it has counted.
+
+    Attributes:
+        starts: by owned lane, where it would have to begin to go on after the last batch.
+        cursor: records of this group handed out or left out on purpose since the start of the run.
+        begun: the cursor at which the stream began.
+        agreed: the last step's start at which `combine_flag` said that there is a step to come.
+        finished: whether the data has ended.
+        given: int64[n_datasets], tokens handed out.
+        totals: counts of rows and tokens made.
+        left_records: records that fill no microbatch at the end of the data.
+    """
+
+    starts: dict[int, LaneStart]
+    cursor: int
+    begun: int
+    agreed: int
+    finished: bool
+    given: np.ndarray
+    totals: Totals
+    left_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +80,20 @@ class Mixture:
     window_tokens: int = 0
 
 
-def mixture_of(compiled: Compiled, totals: Totals, given: np.ndarray, begun: int) -> dict[str, Mixture]:
-    """Target and achieved shares by dataset name.
-
-    Args:
-        compiled: the pipeline.
-        totals: counts of this group.
-        given: int64[n_datasets], tokens handed out by this group.
-        begun: records of this group that were used before.
-    """
+def mixture_of(compiled: Compiled, account: Account | None) -> dict[str, Mixture]:
+    """Target and achieved shares by dataset name, before the first batch where there is no account."""
+    names, topology = compiled.plan.dataset_names, compiled.topology
+    totals = account.totals if account else Totals(len(names))
+    given = account.given if account else np.zeros(len(names), dtype=np.int64)
     handed_out = int(given.sum())
     # A group has its share of every round, so all groups together have had that many times as much.
-    start = begun * compiled.topology.dp_degree * compiled.operators.pack.record_length
-    end = start + handed_out * compiled.topology.dp_degree
+    start = account.begun * topology.dp_degree * compiled.operators.pack.record_length if account else 0
+    end = start + handed_out * topology.dp_degree
     shares = compiled.source.shares_between(start, end, compiled.tokens_per_step)
     window = sum(list(totals.windows.values()), np.zeros_like(totals.tokens))
     window_tokens = int(window.sum())
     mixture = {}
-    for d, name in enumerate(compiled.plan.dataset_names):
+    for d, name in enumerate(names):
         achieved = int(given[d]) / handed_out if handed_out else 0.0
         mixture[name] = Mixture(
             target=shares[name],

@@ -22,7 +22,15 @@ from zephon.config.topology import MAX_LANES, Topology
 from zephon.errors import CheckpointError
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
-__all__ = ["SCHEMA_VERSION", "Earlier", "RunState", "merge_checkpoints", "merge_states", "read_states"]
+__all__ = [
+    "SCHEMA_VERSION",
+    "Earlier",
+    "RunState",
+    "merge_checkpoints",
+    "merge_for_group",
+    "merge_states",
+    "read_states",
+]
 
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
@@ -269,6 +277,19 @@ def merge_states(states: Sequence[RunState]) -> RunState:
     earlier = [_merge_earlier(runs) for runs in zip(*(state.earlier for state in states), strict=True)]
     merged = first if len({_group(state) for state in states}) == 1 else replace(first, dp_degree=0, dp_group_id=0)
     return replace(merged, lanes=lanes, earlier=earlier)
+
+
+def merge_for_group(states: Sequence[RunState], dp_degree: int, dp_group_id: int) -> RunState:
+    """One state for a group to go on from: all of them, or, inside a round, its own.
+
+    Raises:
+        CheckpointError: they are not of one run and one moment.
+    """
+    own = [state for state in states if (state.dp_degree, state.dp_group_id) == (dp_degree, dp_group_id)]
+    if own and own[0].extra and len({(state.dp_degree, state.extra) for state in states}) == 1:
+        merge_states([replace(state, extra=0) for state in states])
+        return merge_states(own)
+    return merge_states(states)
 
 
 def _group(state: RunState) -> tuple[int, int, int]:
