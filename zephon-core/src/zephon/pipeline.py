@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -38,7 +38,7 @@ from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_finge
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
 from zephon.run.report import Account, LeftOver, Mixture, Packing, mixture_of, packing_of
-from zephon.run.state import Earlier, RunState, merge_for_group, read_states
+from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ class Pipeline:
         if self._position is None and last is not None and last.finished:
             self._move(self._beginning(), 0)
         self._live_stream()
-        return _Batches(self)
+        return self._batches()
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -316,13 +316,13 @@ class Pipeline:
             )
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
-            starts = _with_skips(starts, read.tokens_per_row, compiled.plan.dataset_names)
+            starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         for change in accepted:
             _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
         # Ranges asked for before restoring stay; those of the run so far are added.
-        self._skipped = _joined([*self._skipped, *read.skipped])
+        self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
 
     def seek(
@@ -393,7 +393,7 @@ class Pipeline:
                 "second number must be above the first."
             )
         self.close()
-        self._skipped = _joined([*self._skipped, (first * per_step, last * per_step)])
+        self._skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
         return self
 
     @property
@@ -465,6 +465,11 @@ class Pipeline:
             self._position = None
         return self._stream
 
+    def _batches(self) -> Iterator[SampleBatch]:
+        """Batches from wherever the pipeline stands, so that skip, seek and restore work inside a loop."""
+        while (batch := next(self._live_stream(), None)) is not None:
+            yield batch
+
     def _last(self) -> Account | None:
         """The account of the stream, or of the last one."""
         return self._stream.account() if self._stream else self._account
@@ -508,26 +513,6 @@ class Pipeline:
         return new
 
 
-class _Batches:
-    """Iterates over a pipeline from wherever it stands, so that `skip`, `seek` and `restore` work inside a loop."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._ended = False
-
-    def __iter__(self) -> Iterator[SampleBatch]:
-        return self
-
-    def __next__(self) -> SampleBatch:
-        if self._ended:
-            raise StopIteration
-        try:
-            return next(self._pipeline._live_stream())
-        except StopIteration:
-            self._ended = True
-            raise
-
-
 def _operator(kind: Any, *args: Any, **options: Any) -> Any:
     """An operator of this kind; options that it does not have are refused."""
     name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
@@ -537,17 +522,6 @@ def _operator(kind: Any, *args: Any, **options: Any) -> Any:
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
     return kind(*args, **options)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same numbers in as few ranges [first, last) as possible, ascending."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(last, joined[-1][1])
-        else:
-            joined.append((first, last))
-    return tuple(joined)
 
 
 def _names(allow_changes: Any) -> set[str]:
@@ -566,13 +540,3 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and value >= _MOST:
         raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
-
-
-def _with_skips(starts: Mapping[int, LaneStart], then: Collection[str], now: Collection[str]) -> dict[int, LaneStart]:
-    """Starts of lanes whose skips, one per dataset of `then` by name, are given one per dataset of `now`."""
-    names = sorted(then)
-    made = {}
-    for lane, start in starts.items():
-        skips = dict(zip(names, start.skips, strict=True)) if start.skips else {}
-        made[lane] = replace(start, skips=tuple(skips.get(name, 0) for name in sorted(now)))
-    return made

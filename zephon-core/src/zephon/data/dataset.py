@@ -14,8 +14,8 @@ from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
 from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere, template_of
 from zephon.data.fetch import Spans
-from zephon.data.formats import format_named, select_format
 from zephon.data.formats.base import Format
+from zephon.data.formats.registry import format_named, select_format
 from zephon.data.job_listing import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
@@ -30,7 +30,7 @@ __all__ = ["Dataset"]
 class Dataset:
     """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
 
-    fmt: a name of `zephon.data.formats.FORMATS`; None finds it from the file names. text_field: the column that holds
+    fmt: the name of a format (docs/formats.md); None finds it from the file names. text_field: the column that holds
     the documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None
     leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record where packing
     asks for homogeneous ones.
