@@ -24,12 +24,14 @@ from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.ops.base import PackCounts
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform, Operator
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, TextTemplate
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
@@ -133,7 +135,7 @@ class Pipeline:
 
     def add_op(self, operator: Operator | Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(_operator(AddOp, operator, **options))
+        return self._with(_operator(MapBatches, operator, **options))
 
     def stateful_transform(self, transform: Any, **options: Any) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""

@@ -10,9 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from zephon.columns.damage import Damaged, LostShard
+from zephon.columns.template import template_of
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
-from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere, template_of
+from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format
 from zephon.data.formats.registry import format_named, select_format

@@ -15,11 +15,12 @@ from zephon.curriculum.source import ScheduledMixtureWorkSource, StaticMixtureWo
 from zephon.data.dataset import Dataset
 from zephon.errors import RecipeError
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import DecodeText, Filter, TextTemplate
 from zephon.ops.shuffle import Shuffle
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 
 __all__ = ["chain_of", "operators_of_recipe", "options_of_recipe", "source_of"]
