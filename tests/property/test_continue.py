@@ -142,7 +142,7 @@ def test_sources_that_stay_lose_no_row_and_repeat_none(tiny_tokenizer, chain, sh
         if states:
             pipeline.restore(states)
         _, states = run([pipeline], data.draw(st.integers(1, 5)), shape)
-    made = pipeline._compile()
+    made = pipeline.compiled
     curriculum, orders = made.plan.curriculum, source.orders(made.datasets, shape["lanes"])
     for lane in range(shape["lanes"]):
         rows = [[] for _ in orders]

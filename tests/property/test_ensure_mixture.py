@@ -106,7 +106,7 @@ def test_a_finite_run_uses_every_token_once_in_records_of_one_dataset_but_for_th
         assert pieces[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     assert len(covered) == sum(dataset.table.num_rows - 2 for dataset in source.datasets)
     # Those that waited for too long, at the end of a window, and the last of each lane.
-    made = build(source, shape, tiny_tokenizer)._compile().plan
+    made = build(source, shape, tiny_tokenizer).compiled.plan
     windows = -(-made.curriculum.chunks // shape["window"]) * shape["lanes"]
     assert mixed <= windows * len(source.datasets)
 

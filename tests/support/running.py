@@ -5,9 +5,10 @@ Its argument is JSON: options of the pipeline, the tokenizer, what to do.
 
 import json
 import os
+import resource
+import signal
 import sys
 import time
-from pathlib import Path
 
 from support.process_data import slow
 from zephon import Pipeline
@@ -20,17 +21,6 @@ def mine(row):
     return {"text": row["text"] + " and mine"}
 
 
-class Sizes:
-    """What the parent may use of files, memory files included."""
-
-    def __init__(self, nbytes):
-        import resource
-        import signal
-
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, resource.RLIM_INFINITY))
-
-
 def main(given):
     os.environ["PARENT"], tests = str(os.getpid()), os.getppid()
     numbers = list(range(2000))
@@ -41,16 +31,14 @@ def main(given):
     if given.get("slow"):
         pipeline = pipeline.map_transform(slow)
     pipeline = pipeline.tokenize(given["tokenizer"], parallelism=2).pack_flat(255).batch(2)
-    if "file_bytes" in given:
-        Sizes(given["file_bytes"])
+    if "file_bytes" in given:  # what may be used of files, memory files included
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (given["file_bytes"], resource.RLIM_INFINITY))
     stream = iter(pipeline)
-    digests = [digest.hex() for _ in range(given["batches"]) for digest in next(stream).digests]
-    print(json.dumps(digests), flush=True)
-    if given.get("forever"):
-        while os.getppid() == tests:  # and no longer than the tests
-            next(stream)
-            time.sleep(0.01)
-    Path(given["done"]).write_text("")
+    print(json.dumps([digest.hex() for _ in range(given["batches"]) for digest in next(stream).digests]), flush=True)
+    while given.get("forever") and os.getppid() == tests:  # no longer than the tests
+        next(stream)
+        time.sleep(0.01)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ def test_a_slow_consumer_does_not_pile_up_records(tiny_tokenizer, algorithm):
         .pack_flat(31, algorithm)
         .batch(LANES)
     )
-    compiled = pipeline._compile()
+    compiled = pipeline.compiled
     engine = compiled.engine({lane: (LaneStart(), 0) for lane in range(LANES)})
     rounds = engine.rounds()
     most = 0

@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -19,27 +19,28 @@ from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology
 from zephon.curriculum.continued import NO_CUT
 from zephon.curriculum.source import WorkSource
-from zephon.engine.lane import Totals
 from zephon.engine.takeover import cuts_of
-from zephon.errors import CheckpointError, PipelineError
+from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.ops.base import PackCounts
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform, Operator
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, TextTemplate
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
-from zephon.run.build import operators_of_recipe, source_of
+from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
-from zephon.run.report import LeftOver, Mixture, Packing, mixture_of, packing_of
-from zephon.run.state import Earlier, RunState, merge_states, read_states
+from zephon.run.report import Account, LeftOver, Mixture, Packing, mixture_of, packing_of
+from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
@@ -69,14 +70,11 @@ class Pipeline:
         self._options = Options()
         self._compiled: Compiled | None = None
         self._stream: BatchStream | None = None
-        self._position: tuple[dict[int, LaneStart], int] | None = None
-        self._skipped: tuple[tuple[int, int], ...] = ()
-        self._account: tuple[Totals, np.ndarray, int] | None = None  # of the last stream; as for mixture_of
+        self._account: Account | None = None  # of the last stream, once it is closed
+        self._position: tuple[dict[int, LaneStart], int] | None = None  # set by restore and seek, until a stream begins
+        self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
-        self._ended = False  # closed at the end of the data
-        self._left_over: LeftOver | None = None
-        self._agreed = -1
-        self._earlier: tuple[Earlier, ...] = ()  # of the runs that this one took over from
+        self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
 
     @staticmethod
     def from_recipe(
@@ -105,84 +103,14 @@ class Pipeline:
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
-        source = source_of(recipe)
-        cache: dict[str, Any] = {"enabled": True}
-        if recipe.cache_dir is not None:
-            cache["dir"] = recipe.cache_dir
-        if recipe.cache_limit_bytes is not None:
-            cache["limit_bytes"] = recipe.cache_limit_bytes
-        given: dict[str, Any] = {
-            "runner": recipe.runner,
-            "isolate": recipe.isolate,
-            "canonical_replicas": recipe.canonical_replicas,
-            "flush_every_k_chunks": recipe.flush_every_k_chunks,
-            "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
-            "fetch_parallelism": _unless_auto(recipe.fetch_parallelism),
-            "pack_parallelism": _unless_auto(recipe.pack_parallelism),
-            "on_error": recipe.on_error,
-            "error_budget": recipe.error_budget,
-            "error_budget_rows": recipe.error_budget_rows,
-            "error_report": recipe.error_report,
-            "io_options": {"cache": cache},
-            "dp_degree": dp_degree,
-            "dp_group_id": dp_group_id,
-            "global_batch": global_batch,
-        }
-        pipeline = Pipeline(source).options(**{**given, **options})
-        for operator in operators_of_recipe(recipe, tokenizer):
+        topology = {"dp_degree": dp_degree, "dp_group_id": dp_group_id, "global_batch": global_batch}
+        pipeline = Pipeline(source_of(recipe)).options(**{**options_of_recipe(recipe), **topology, **options})
+        for operator in operators_of_recipe(recipe, tokenizer, seq_len):
             pipeline = pipeline._with(operator)
-        if recipe.ensure_mixture:
-            pipeline = pipeline.ensure_mixture(recipe.ensure_mixture_buffer_size)
-        pipeline = pipeline._with(_packing_of(recipe, seq_len))
-        if recipe.shuffle_after_pack:
-            pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
 
-    # Description
-
     def options(self, **changes: Any) -> Pipeline:
-        """Set options; an unknown one is refused.
-
-        runner
-            "threads"; "process" runs everything from rows to tokens in worker processes, for slow functions of your
-            own; or "inline", in the calling thread. The data are the same.
-        isolate
-            Run the whole engine in one child process, which hands finished records over in shared memory, so that the
-            interpreter lock of this process is left alone.
-        dp_degree, dp_group_id
-            Data-parallel groups (ranks that need the same data share one), and which of them this is.
-        canonical_replicas
-            Lanes of the run, or "auto": from global_batch, see `zephon.config.topology.resolve_lanes`.
-        global_batch
-            Records per optimizer step over all groups.
-        flush_every_k_chunks
-            Chunks per window.
-        prefetch_batches
-            Microbatches that may be ready; by default 8 MiB of records.
-        prefetch_buffer_size
-            Bytes of text under way or ready, over all lanes of this process; by default 8 MiB per
-            worker or 2 MiB per lane, at most 128 MiB.
-        fetch_parallelism
-            Worker threads for reading, for slow storage; by default whoever tokenizes rows reads them first.
-        pack_parallelism
-            Worker threads for assembling records.
-        io_options
-            {"cache": {"enabled": bool, "dir": folder, "limit_bytes": bytes, "memory_bytes": bytes}}.
-        combine_flag
-            For finite runs on several groups: a function that gives True on every rank where any rank calls it with
-            True. It is called once per step, from the thread that iterates, on every rank alike.
-        ledger
-            A folder in which every rank writes what it consumes; see `zephon.run.ledger`.
-        flush_index
-            A folder in which every rank writes where windows begin, for `seek`.
-        on_error, error_budget, error_budget_rows
-            "raise" ends the run at the first row that cannot be used (damaged data, a function that raises, a template
-            that fails), "skip" leaves such rows out and counts them, up to that share or that number of the rows of a
-            chunk, whichever is more; "quarantine" keeps what they hold in the report besides.
-        error_report
-            A folder in which every rank reports the rows that it leaves out; see `zephon.columns.faults`.
-        check_operators
-            Try the user's own functions before the run, see `zephon.ops.checks`.
+        """Set options; see `zephon.config.options.Options`.
 
         Raises:
             PipelineError: an option is unknown or unusable.
@@ -191,108 +119,50 @@ class Pipeline:
         new._options = self._options.changed(changes)
         return new
 
-    # Operators on rows
+    # Operators on rows. Each takes columns, datasets and runner as options.
 
-    def filter(
-        self,
-        condition: str | Callable[[dict[str, Any]], Any],
-        *,
-        columns: Sequence[str] | None = None,
-        datasets: Sequence[str] | None = None,
-        runner: str | None = None,
-    ) -> Pipeline:
+    def filter(self, condition: str | Callable[[dict[str, Any]], Any], **options: Any) -> Pipeline:
         """Keep the rows for which an expression, or a function of a row, is true; see `zephon.ops.Filter`."""
-        return self._with(Filter(condition, columns, datasets, runner))
+        return self._with(_operator(Filter, condition, **options))
 
-    def map_transform(
-        self,
-        transform: Callable[[dict[str, Any]], Any],
-        *,
-        columns: Sequence[str] | None = None,
-        datasets: Sequence[str] | None = None,
-        runner: str | None = None,
-        types: Mapping[str, pa.DataType | str] | None = None,
-    ) -> Pipeline:
+    def map_transform(self, transform: Callable[[dict[str, Any]], Any], **options: Any) -> Pipeline:
         """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
-        return self._with(MapTransform(transform, columns, datasets, runner, types or ()))
+        return self._with(_operator(MapTransform, transform, **options))
 
-    def map_batches(
-        self,
-        transform: Callable[[pa.Table], pa.Table],
-        *,
-        columns: Sequence[str] | None = None,
-        datasets: Sequence[str] | None = None,
-        runner: str | None = None,
-    ) -> Pipeline:
+    def map_batches(self, transform: Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Change many rows at once with a function from an Arrow table to another; see `zephon.ops.MapBatches`."""
-        return self._with(MapBatches(transform, columns, datasets, runner))
+        return self._with(_operator(MapBatches, transform, **options))
 
-    def add_op(
-        self,
-        operator: Operator | Callable[[pa.Table], pa.Table],
-        *,
-        columns: Sequence[str] | None = None,
-        datasets: Sequence[str] | None = None,
-        runner: str | None = None,
-    ) -> Pipeline:
+    def add_op(self, operator: Operator | Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(AddOp(operator, columns, datasets, runner))
+        return self._with(_operator(MapBatches, operator, **options))
 
-    def stateful_transform(
-        self,
-        transform: Any,
-        *,
-        columns: Sequence[str] | None = None,
-        datasets: Sequence[str] | None = None,
-        runner: str | None = None,
-    ) -> Pipeline:
+    def stateful_transform(self, transform: Any, **options: Any) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
-        return self._with(StatefulTransform(transform, columns, datasets, runner))
+        return self._with(_operator(StatefulTransform, transform, **options))
 
-    def decode_text(
-        self,
-        field: str = "text",
-        encoding: str = "utf-8",
-        *,
-        errors: str = "replace",
-        datasets: Sequence[str] | None = None,
-    ) -> Pipeline:
+    def decode_text(self, field: str = "text", encoding: str = "utf-8", **options: Any) -> Pipeline:
         """Turn a column of bytes into text; see `zephon.ops.DecodeText`."""
-        return self._with(DecodeText(field, encoding, errors, datasets))
+        return self._with(_operator(DecodeText, field, encoding, **options))
 
-    def text_template(self, template: str, into: str = "text", *, datasets: Sequence[str] | None = None) -> Pipeline:
+    def text_template(self, template: str, into: str = "text", **options: Any) -> Pipeline:
         """Make the text of documents from several columns; see `zephon.ops.TextTemplate`."""
-        return self._with(TextTemplate(template, into, datasets))
+        return self._with(_operator(TextTemplate, template, into, **options))
 
     # Rows into tokens
 
-    def tokenize(
-        self,
-        tokenizer_id: str | os.PathLike[str],
-        field: str = "text",
-        *,
-        special_tokens: str = "auto",
-        backend: str = "auto",
-        parallelism: int | None = None,
-        max_length: int | None = None,
-        split_long_samples: bool = False,
-        datasets: Sequence[str] | None = None,
-    ) -> Pipeline:
+    def tokenize(self, tokenizer_id: str | os.PathLike[str], field: str = "text", **options: Any) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
-        return self._with(
-            Tokenize(
-                tokenizer_id, field, special_tokens, backend, parallelism, max_length, split_long_samples, datasets
-            )
-        )
+        return self._with(_operator(Tokenize, tokenizer_id, field, **options))
 
     def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
-        `zephon.ops.TokenizeChat` for the options."""
-        return self._with(_made(TokenizeChat, "tokenize_chat", tokenizer_id=tokenizer_id, field=field, **options))
+        `zephon.ops.TokenizeChat`."""
+        return self._with(_operator(TokenizeChat, tokenizer_id, field, **options))
 
     def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
-        """Take token ids from a column; see `zephon.ops.Pretokenized` for the options."""
-        return self._with(_made(Pretokenized, "pretokenized", field=field, **options))
+        """Take token ids from a column; see `zephon.ops.Pretokenized`."""
+        return self._with(_operator(Pretokenized, field, **options))
 
     # From documents to batches
 
@@ -300,36 +170,13 @@ class Pipeline:
         """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
         return self._with(EnsureMixture(buffer_size))
 
-    def pack_flat(
-        self,
-        max_length: int,
-        algorithm: str = "wrap",
-        *,
-        parallelism: int | None = None,
-        num_bins: int = 64,
-        max_documents_per_record: int | None = None,
-        homogeneity: str = "none",
-        oversized: str = "split",
-    ) -> Pipeline:
+    def pack_flat(self, max_length: int, algorithm: str = "wrap", **options: Any) -> Pipeline:
         """Put documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
-        return self._with(
-            PackFlat(max_length, algorithm, parallelism, num_bins, max_documents_per_record, homogeneity, oversized)
-        )
+        return self._with(_operator(PackFlat, max_length, algorithm, **options))
 
-    def pack_sequences(
-        self,
-        max_length: int,
-        algorithm: str = "best_fit",
-        *,
-        parallelism: int | None = None,
-        num_bins: int = 64,
-        max_documents_per_record: int | None = None,
-        homogeneity: str = "none",
-    ) -> Pipeline:
+    def pack_sequences(self, max_length: int, algorithm: str = "best_fit", **options: Any) -> Pipeline:
         """Put whole sequences into padded records of `max_length + 1` tokens; see `zephon.ops.PackSequences`."""
-        return self._with(
-            PackSequences(max_length, algorithm, parallelism, num_bins, max_documents_per_record, homogeneity)
-        )
+        return self._with(_operator(PackSequences, max_length, algorithm, **options))
 
     def shuffle(self, buffer_size: int, seed: int = 0) -> Pipeline:
         """Shuffle records in a buffer; see `zephon.ops.Shuffle`."""
@@ -343,25 +190,36 @@ class Pipeline:
         """Keep up to so many microbatches ready; the same as `options(prefetch_batches=batches)`."""
         return self.options(prefetch_batches=batches)
 
+    # The compiled pipeline
+
     def explain(self) -> str:
         """The compiled plan: data, operators, workers, lanes, window, look-ahead and memory bound.
 
         Opens the datasets and loads the tokenizer.
         """
-        return explain(self._compile())
+        return explain(self.compiled)
 
     @property
     def compiled(self) -> Compiled:
-        """What the description becomes: opened datasets, loaded tokenizer, measured ratios and the plan."""
-        return self._compile()
+        """The pipeline made ready: opened datasets, loaded tokenizer, measured ratios and the plan."""
+        if self._compiled is None:
+            self._compiled = self._compiled_with(self._ratios, self._earlier)
+            self._ratios = self._compiled.tokens_per_row
+            _log.info("pipeline ready\n%s", explain(self._compiled))
+        return self._compiled
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Everything that decides the data, by name, as JSON types; the same on all ranks of a run."""
+        return {**self.compiled.fingerprint, "tokens_per_row": self.compiled.tokens_per_row}
 
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        if self._ended or (self._stream and self._stream.finished):
-            self._stream, self._position, self._ended, self._agreed = None, None, False, -1
+        last = self._last()
+        if self._position is None and last is not None and last.finished:
+            self._move(self._beginning(), 0)
         self._live_stream()
-        return _Batches(self)
+        return self._batches()
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -383,28 +241,29 @@ class Pipeline:
 
         Under a schedule the target is the mean over the planned tokens of the run that lie there.
         """
-        compiled = self._compile()
-        count = len(compiled.datasets)
-        return mixture_of(compiled, *(self._counts() or (Totals(count), np.zeros(count, dtype=np.int64), 0)))
+        return mixture_of(self.compiled, self._last())
 
     def packing(self) -> Packing:
         """How full records are, and what became of long documents, since the stream was last begun in this process."""
-        compiled = self._compile()
-        account = self._counts()
-        return packing_of(account[0].packing if account else PackCounts(), compiled.operators.pack.record_length)
+        last = self._last()
+        return packing_of(last.totals.packing if last else PackCounts(), self.compiled.operators.pack.record_length)
 
     @property
     def left_over(self) -> LeftOver | None:
-        """Once the data of a finite run has ended, what of it was not handed out by this group; None before."""
-        if self._ended:
-            return self._left_over
-        if not (self._stream and self._stream.finished):
+        """Data of a finite run that this group did not hand out, once it has ended; None before."""
+        last = self._last()
+        if last is None or not last.finished or self._position is not None:
             return None
-        return LeftOver(self._stream.totals.left_out, self._stream.left_records)
+        return LeftOver(last.totals.left_out, last.left_records)
+
+    @property
+    def cursor(self) -> int:
+        """Records that all groups together have used since the start of the run, as this group sees it."""
+        return self._place()[1] * self._options.dp_degree
 
     def checkpoint(self) -> dict[str, Any]:
         """The place in the stream after the last batch handed out, as JSON types. Does not disturb the stream."""
-        compiled = self._compile()
+        compiled = self.compiled
         starts, cursor = self._place()
         rounds, extra = divmod(cursor, compiled.topology.width)
         return RunState(
@@ -419,12 +278,6 @@ class Pipeline:
             skipped=self._skipped,
             earlier=compiled.earlier,
         ).to_dict()
-
-    @property
-    def cursor(self) -> int:
-        """Records that all groups together have used since the start of the run, as this group sees it."""
-        self._compile()
-        return self._place()[1] * self._options.dp_degree
 
     def restore(
         self,
@@ -447,22 +300,14 @@ class Pipeline:
             CheckpointError: the state is damaged, incomplete or of other data, or a name is that of no difference. The
                 pipeline stays as it was.
         """
-        states = read_states(state)
-        group = self._options.dp_degree, self._options.dp_group_id
-        mine = [s for s in states if (s.dp_degree, s.dp_group_id) == group]
-        if mine and len({(s.dp_degree, s.extra) for s in states}) == 1 and states[0].extra:
-            # Inside a round a group goes on from its own state only, but all must be of the same moment.
-            merge_states([replace(s, extra=0) for s in states])
-            states = mine
-        read = merge_states(states)
+        read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
         allow = _names(allow_changes)
-        earlier, known = read.earlier, read.tokens_per_row
-        if self._source.continues is not None and len(earlier) < self._source.generations:
-            earlier, known = self._take_over(read, allow, remedy)
-        compiled = self._compile(known, earlier)
+        takes_over = len(read.earlier) < self._source.generations
+        earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
+        compiled = self._compiled_with(ratios, earlier)
         check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
-        accepted = []
-        if earlier is read.earlier:
+        accepted: list[Change] = []
+        if not takes_over:
             accepted = check_fingerprint(
                 read.fingerprint,
                 compiled.fingerprint,
@@ -473,16 +318,13 @@ class Pipeline:
             )
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
-            starts = _with_skips(starts, read.tokens_per_row, compiled.plan.dataset_names)
-        position = starts, used
-        for difference in accepted:
-            _log.warning("the data differ from those of the state, as allow_changes says: %s", difference)
-        self.close()
-        self._compiled, self._position, self._ratios = compiled, position, compiled.tokens_per_row
-        self._earlier = compiled.earlier
-        self._ended, self._agreed = False, -1
+            starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
+        for change in accepted:
+            _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
+        self._move(starts, used)
+        self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
         # Ranges asked for before restoring stay; those of the run so far are added.
-        self._skipped = _joined([*self._skipped, *read.skipped])
+        self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
 
     def seek(
@@ -508,7 +350,7 @@ class Pipeline:
         if (step is None) == (sequence_number is None):
             raise PipelineError("seek needs either step or sequence_number.")
         step, sequence_number = _count("seek step", step), _count("seek sequence_number", sequence_number)
-        compiled = self._compile()
+        compiled = self.compiled
         lanes = compiled.topology.lanes
         if step is not None:
             batch = self._options.global_batch if global_batch is None else global_batch
@@ -523,13 +365,11 @@ class Pipeline:
                 f"{lanes}, from 0."
             )
         rounds = sequence_number // lanes
-        starts = dict.fromkeys(compiled.topology.owned, compiled.plan.first_start)
+        starts = self._beginning()
         if self._options.flush_index is not None:
             index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
             starts = {lane: index.start(lane, rounds) for lane in compiled.topology.owned}
-        self.close()
-        self._position = starts, rounds * compiled.topology.width
-        self._ended, self._agreed = False, -1
+        self._move(starts, rounds * compiled.topology.width)
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
@@ -542,7 +382,7 @@ class Pipeline:
             PipelineError: the range is empty or has been entered.
         """
         first, last = _count("first_step", first_step), _count("last_step", last_step)
-        compiled = self._compile()
+        compiled = self.compiled
         per_step = compiled.topology.rounds_per_step
         if per_step is None:
             raise PipelineError(
@@ -555,13 +395,8 @@ class Pipeline:
                 "second number must be above the first."
             )
         self.close()
-        self._skipped = _joined([*self._skipped, (first * per_step, last * per_step)])
+        self._skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
         return self
-
-    def fingerprint(self) -> dict[str, Any]:
-        """Everything that decides the data, by name, as JSON types; the same on all ranks of a run."""
-        compiled = self._compile()
-        return {**compiled.fingerprint, "tokens_per_row": compiled.tokens_per_row}
 
     @property
     def awaits_state(self) -> bool:
@@ -571,24 +406,19 @@ class Pipeline:
     @property
     def skipped(self) -> tuple[tuple[int, int], ...]:
         """The ranges [first, last) of sequence numbers that are left out, ascending, passed already or to come."""
-        lanes = self._compile().topology.lanes
+        lanes = self.compiled.topology.lanes
         return tuple((first * lanes, last * lanes) for first, last in self._skipped)
 
     def close(self) -> None:
         """End the threads of the stream; iterating again goes on where it stopped, or starts over after the end."""
         if self._stream:
-            self._position, self._ended, self._left_over = self._place(), self._stream.finished, self.left_over
-            self._account, self._agreed = self._counts(), self._stream.agreed
+            self._account = self._stream.account()
             self._stream.close()
             self._stream = None
 
     def __getstate__(self) -> dict[str, Any]:
         """The description and the place in the stream; what runs is made again where it is needed."""
-        state = self.__dict__.copy()
-        if self._stream:
-            state.update(_position=self._place(), _ended=self._stream.finished, _left_over=self.left_over)
-        state.update(_compiled=None, _stream=None)
-        return state
+        return {**self.__dict__, "_account": self._last(), "_compiled": None, "_stream": None}
 
     # Inside
 
@@ -609,7 +439,7 @@ class Pipeline:
         )
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
-        compiled = before._compile()
+        compiled = before.compiled
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
             raise CheckpointError(
@@ -630,15 +460,49 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            compiled = self._compile()
-            starts, cursor = self._place()
-            self._stream = BatchStream(compiled, starts, cursor, self._skipped, self._agreed)
+            compiled, agreed = self.compiled, -1
+            if self._position is None and self._account is not None:
+                agreed = self._account.agreed
+            self._stream = BatchStream(compiled, *self._place(), self._skipped, agreed)
+            self._position = None
         return self._stream
 
-    def _counts(self) -> tuple[Totals, np.ndarray, int] | None:
-        """What the stream has counted, or the last one did."""
-        stream = self._stream
-        return (stream.totals, stream.given, stream.begun) if stream else self._account
+    def _batches(self) -> Iterator[SampleBatch]:
+        """Batches from wherever the pipeline stands, so that skip, seek and restore work inside a loop."""
+        while (batch := next(self._live_stream(), None)) is not None:
+            yield batch
+
+    def _last(self) -> Account | None:
+        """The account of the stream, or of the last one."""
+        return self._stream.account() if self._stream else self._account
+
+    def _place(self) -> tuple[dict[int, LaneStart], int]:
+        """Starts of the owned lanes, and records of this group used."""
+        if self._position is not None:
+            return self._position
+        if (last := self._last()) is not None:
+            return last.starts, last.cursor
+        if self.awaits_state:
+            raise CheckpointError(NO_CUT)
+        return self._beginning(), 0
+
+    def _beginning(self) -> dict[int, LaneStart]:
+        """Starts of the owned lanes at the start of the run."""
+        return dict.fromkeys(self.compiled.topology.owned, self.compiled.plan.first_start)
+
+    def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
+        """Go on from another place."""
+        self.close()
+        self._position = starts, cursor
+
+    def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier]) -> Compiled:
+        """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
+        if ratios is not None:
+            ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
+        now = self._compiled
+        if now is not None and ratios == now.tokens_per_row and tuple(earlier) == now.earlier:
+            return now
+        return compile_pipeline(self._source, Operators.from_list(self._operators), self._options, ratios, earlier)
 
     def _with(self, operator: Any) -> Pipeline:
         new = self._derive()
@@ -650,75 +514,16 @@ class Pipeline:
         new._operators, new._options = self._operators, self._options
         return new
 
-    def _place(self) -> tuple[dict[int, LaneStart], int]:
-        """Starts of the owned lanes, and records of this group used."""
-        if self._stream:
-            return self._stream.starts(), self._stream.cursor
-        if self._position:
-            return self._position
-        if self.awaits_state:
-            raise CheckpointError(NO_CUT)
-        compiled = self._compile()
-        return dict.fromkeys(compiled.topology.owned, compiled.plan.first_start), 0
 
-    def _compile(
-        self, tokens_per_row: Mapping[str, float] | None = None, earlier: Sequence[Earlier] | None = None
-    ) -> Compiled:
-        ratios = self._ratios if tokens_per_row is None else tokens_per_row
-        if ratios is not None:
-            ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
-        earlier = self._earlier if earlier is None else tuple(earlier)
-        now = self._compiled
-        if now is None or (ratios is not None and ratios != now.tokens_per_row) or earlier != now.earlier:
-            operators = Operators.from_list(self._operators)
-            compiled = compile_pipeline(self._source, operators, self._options, ratios, earlier)
-            if tokens_per_row is not None:
-                return compiled
-            self._compiled, self._ratios = now, _ = compiled, compiled.tokens_per_row
-            _log.info("pipeline ready\n%s", explain(compiled))
-        return now
-
-
-class _Batches:
-    """Iterates over a pipeline from wherever it stands, so that `skip`, `seek` and `restore` work inside a loop."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._ended = False
-
-    def __iter__(self) -> Iterator[SampleBatch]:
-        return self
-
-    def __next__(self) -> SampleBatch:
-        if self._ended:
-            raise StopIteration
-        try:
-            return next(self._pipeline._live_stream())
-        except StopIteration:
-            self._ended = True
-            raise
-
-
-def _made(kind: Any, name: str, **given: Any) -> Any:
-    """An operator of this kind; options that it does not have are refused like those of a pipeline."""
-    known = [spec.name for spec in fields(kind)]
-    for option in given:
+def _operator(kind: Any, *args: Any, **options: Any) -> Any:
+    """An operator of this kind; options that it does not have are refused."""
+    name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
+    for option in options:
         if option not in known:
             near = difflib.get_close_matches(option, known, n=1)
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
-    return kind(**given)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same numbers in as few ranges [first, last) as possible, ascending."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(last, joined[-1][1])
-        else:
-            joined.append((first, last))
-    return tuple(joined)
+    return kind(*args, **options)
 
 
 def _names(allow_changes: Any) -> set[str]:
@@ -737,29 +542,3 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and value >= _MOST:
         raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
-
-
-def _packing_of(recipe: DataRecipe, seq_len: int) -> PackFlat:
-    kind = PackSequences if recipe.pack_mode == "sequences" else PackFlat
-    given: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
-    return kind(
-        seq_len,
-        num_bins=recipe.num_bins,
-        max_documents_per_record=recipe.max_documents_per_record,
-        homogeneity=recipe.homogeneity,
-        **{name: value for name, value in given.items() if value != "auto"},
-    )
-
-
-def _unless_auto(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
-def _with_skips(starts: Mapping[int, LaneStart], then: Collection[str], now: Collection[str]) -> dict[int, LaneStart]:
-    """Starts of lanes whose skips, one per dataset of `then` by name, are given one per dataset of `now`."""
-    names = sorted(then)
-    made = {}
-    for lane, start in starts.items():
-        skips = dict(zip(names, start.skips, strict=True)) if start.skips else {}
-        made[lane] = replace(start, skips=tuple(skips.get(name, 0) for name in sorted(now)))
-    return made

@@ -7,54 +7,70 @@ records ready; what is ahead is bounded, and dropping the iterator ends the thre
 from __future__ import annotations
 
 import atexit
+import contextlib
+import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
-from zephon.engine.lane import LaneStream, Totals
+from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
-from zephon.engine.runners.base import Runner
+from zephon.engine.runners import Runner
+from zephon.engine.totals import Totals
 
-__all__ = ["Ahead", "Engine"]
+__all__ = ["Ahead", "Engine", "EngineSetup"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine is started with.
+
+    Attributes:
+        plan: the compiled pipeline.
+        runner: name of the runner.
+        workers: number of workers by kind of work.
+        starts: where each owned lane begins, and how many records after that to leave out.
+        block_records: records to give out at a time, about.
+        on_window: called with lane and start of every window that a lane reaches, from the thread that runs `rounds`.
+        on_fault: called, from there too, with lane, chunk and fault for every row left out as unusable.
+    """
+
+    plan: Plan
+    runner: str
+    workers: Mapping[str, int]
+    starts: Mapping[int, tuple[LaneStart, int]]
+    block_records: int
+    on_window: Callable[[int, LaneStart], None] | None = None
+    on_fault: Callable[[int, int, RowFault], None] | None = None
 
 
 class Engine:
     """Runs the lanes of one group.
 
     Args:
-        plan: the compiled pipeline.
+        setup: what to run.
         runner: where work runs; closed with the engine.
-        starts: where each owned lane begins, and how many records after that to leave out.
-        block_records: records to give out at a time, about.
-        on_window: told of every window that a lane reaches, from the thread that runs `rounds`.
-        on_fault: told, from there too, of lane, chunk and fault for every row left out as unusable.
         pool: worker processes that the plan's work goes to; closed with the engine.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        runner: Runner,
-        starts: Mapping[int, tuple[LaneStart, int]],
-        block_records: int,
-        on_window: Callable[[int, LaneStart], None] | None = None,
-        on_fault: Callable[[int, int, RowFault], None] | None = None,
-        pool: WorkerPool | None = None,
-    ) -> None:
+    def __init__(self, setup: EngineSetup, runner: Runner, pool: WorkerPool | None = None) -> None:
+        plan = self._plan = setup.plan
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
-        self._plan, self._runner, self._pool = plan, runner, pool
-        self._rounds = max(1, block_records // plan.topology.width)
+        self._runner, self._pool = runner, pool
+        self._rounds = max(1, setup.block_records // plan.topology.width)
         share = plan.lookahead_bytes // plan.topology.width
         self.lanes = {
-            lane: LaneStream(plan, lane, *starts[lane], runner, self.totals, share, on_window, on_fault)
+            lane: LaneStream(
+                plan, lane, *setup.starts[lane], runner, self.totals, share, setup.on_window, setup.on_fault
+            )
             for lane in plan.topology.owned
         }
 
@@ -72,7 +88,7 @@ class Engine:
             for lane in lanes:
                 lane.fill()
             for lane in lanes:
-                lane.advance(wait=True)
+                lane.advance()
             live = [lane.ready for lane in lanes if lane.ready]
             if not live:
                 return
@@ -91,92 +107,23 @@ class Engine:
     def close(self) -> None:
         """End all work; does not wait for it."""
         self._runner.close()
-        self.leave_workers()
+        self.close_pool()
 
-    def leave_workers(self) -> None:
-        """End worker processes, so that nobody waits for them any longer; what is asked of them raises."""
+    def close_pool(self) -> None:
+        """End worker processes; calls under way raise, so that nobody waits for them any longer."""
         if self._pool:
             self._pool.close()
 
 
-class _Channel:
-    """A bounded queue between the engine's thread and the consumer, which either side can shut."""
-
-    def __init__(self, capacity: int) -> None:
-        self._items: deque[RecordBlock] = deque()
-        self._capacity = capacity
-        self._changed = threading.Condition()
-        self._shut = False
-        self._ended = False
-        self._error: BaseException | None = None
-
-    def put(self, block: RecordBlock) -> bool:
-        """Wait for room and add `block`; False where the consumer has gone."""
-        with self._changed:
-            while len(self._items) >= self._capacity and not self._shut:
-                self._changed.wait()
-            if self._shut:
-                return False
-            self._items.append(block)
-            self._changed.notify_all()
-            return True
-
-    def end(self, error: BaseException | None) -> None:
-        """No block will follow; after the last one the consumer gets `error`, if any."""
-        with self._changed:
-            self._ended, self._error = True, error
-            self._changed.notify_all()
-
-    def get(self) -> RecordBlock | None:
-        """The next block, or None at the end."""
-        with self._changed:
-            while not self._items and not self._ended:
-                self._changed.wait()
-            if self._items:
-                block = self._items.popleft()
-                self._changed.notify_all()
-                return block
-            if self._error is not None:
-                raise self._error
-            return None
-
-    def shut(self) -> None:
-        """The consumer has gone."""
-        with self._changed:
-            self._shut = True
-            self._items.clear()
-            self._changed.notify_all()
-
-
-_running: dict[threading.Thread, tuple[_Channel, Engine]] = {}
-
-
-def _produce(engine: Engine, channel: _Channel) -> None:
-    error: BaseException | None = None
-    try:
-        for block in engine.rounds():
-            if not channel.put(block):
-                break
-    except BaseException as caught:
-        error = caught
-    finally:
-        engine.close()
-        channel.end(error)
-        _running.pop(threading.current_thread(), None)
+_running: dict[threading.Thread, Callable[[], object]] = {}
 
 
 @atexit.register
 def _end_all() -> None:
     # A thread inside native code when the interpreter goes away takes the process down with it.
-    for thread, (channel, engine) in list(_running.items()):
-        _shut(channel, engine)
+    for thread, close in list(_running.items()):
+        close()
         thread.join()
-
-
-def _shut(channel: _Channel, engine: Engine) -> None:
-    """The consumer has gone, and with it the need for what is under way."""
-    channel.shut()
-    engine.leave_workers()
 
 
 class Ahead:
@@ -188,18 +135,60 @@ class Ahead:
     """
 
     def __init__(self, engine: Engine, blocks: int) -> None:
-        self._channel = _Channel(blocks)
-        thread = threading.Thread(target=_produce, args=(engine, self._channel), name="zephon-engine", daemon=True)
+        self._handover = _Handover(engine, blocks)
         # Ends the thread when the iterator is dropped.
-        self.close = weakref.finalize(self, _shut, self._channel, engine)
-        _running[thread] = self._channel, engine
+        self.close = weakref.finalize(self, self._handover.close)
+        thread = threading.Thread(target=self._handover.produce, name="zephon-engine", daemon=True)
+        _running[thread] = self._handover.close
         thread.start()
 
     def __iter__(self) -> Iterator[RecordBlock]:
         return self
 
     def __next__(self) -> RecordBlock:
-        block = self._channel.get()
-        if block is None:
-            raise StopIteration
+        return self._handover.get()
+
+
+class _Handover:
+    """Between the engine's thread and the consumer: blocks, then the exception that ended them."""
+
+    def __init__(self, engine: Engine, blocks: int) -> None:
+        self._engine = engine
+        self._ready: queue.SimpleQueue[RecordBlock | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(blocks)
+        self._closed = False
+
+    def produce(self) -> None:
+        """Run the engine to its end, or until the consumer has gone."""
+        end: BaseException = StopIteration()
+        try:
+            for block in self._engine.rounds():
+                self._room.acquire()
+                if self._closed:
+                    break
+                self._ready.put(block)
+        except BaseException as error:
+            end = error
+        finally:
+            self._engine.close()
+            self._ready.put(end)
+            _running.pop(threading.current_thread(), None)
+
+    def get(self) -> RecordBlock:
+        """The next block, or raise what ended them."""
+        block = self._ready.get()
+        if isinstance(block, BaseException):
+            self._ready.put(block)
+            raise block
+        self._room.release()
         return block
+
+    def close(self) -> None:
+        """The consumer has gone, and with it the need for what is under way."""
+        self._closed = True
+        self._room.release()
+        self._engine.close_pool()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._ready.get_nowait()
+        self._ready.put(StopIteration())

@@ -8,11 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from zephon.batch import SampleBatch
-from zephon.engine.lane import Totals
+from zephon.columns.lane_start import LaneStart
+from zephon.engine.totals import Totals
 from zephon.ops.base import PackCounts
 from zephon.run.compile import Compiled
 
 __all__ = [
+    "Account",
     "LeftOver",
     "Mixture",
     "Packing",
@@ -22,6 +24,31 @@ __all__ = [
     "mixture_of",
     "packing_of",
 ]
+
+
+@dataclass(frozen=True)
+class Account:
+    """The place of a stream and what it has counted.
+
+    Attributes:
+        starts: by owned lane, where it would have to begin to go on after the last batch.
+        cursor: records of this group handed out or left out on purpose since the start of the run.
+        begun: the cursor at which the stream began.
+        agreed: the last step's start at which `combine_flag` said that there is a step to come.
+        finished: whether the data has ended.
+        given: int64[n_datasets], tokens handed out.
+        totals: counts of rows and tokens made.
+        left_records: records that fill no microbatch at the end of the data.
+    """
+
+    starts: dict[int, LaneStart]
+    cursor: int
+    begun: int
+    agreed: int
+    finished: bool
+    given: np.ndarray
+    totals: Totals
+    left_records: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +80,20 @@ class Mixture:
     window_tokens: int = 0
 
 
-def mixture_of(compiled: Compiled, totals: Totals, given: np.ndarray, begun: int) -> dict[str, Mixture]:
-    """Target and achieved shares by dataset name.
-
-    Args:
-        compiled: the pipeline.
-        totals: counts of this group.
-        given: int64[n_datasets], tokens handed out by this group.
-        begun: records of this group that were used before.
-    """
+def mixture_of(compiled: Compiled, account: Account | None) -> dict[str, Mixture]:
+    """Target and achieved shares by dataset name, before the first batch where there is no account."""
+    names, topology = compiled.plan.dataset_names, compiled.topology
+    totals = account.totals if account else Totals(len(names))
+    given = account.given if account else np.zeros(len(names), dtype=np.int64)
     handed_out = int(given.sum())
     # A group has its share of every round, so all groups together have had that many times as much.
-    start = begun * compiled.topology.dp_degree * compiled.operators.pack.record_length
-    end = start + handed_out * compiled.topology.dp_degree
+    start = account.begun * topology.dp_degree * compiled.operators.pack.record_length if account else 0
+    end = start + handed_out * topology.dp_degree
     shares = compiled.source.shares_between(start, end, compiled.tokens_per_step)
     window = sum(list(totals.windows.values()), np.zeros_like(totals.tokens))
     window_tokens = int(window.sum())
     mixture = {}
-    for d, name in enumerate(compiled.plan.dataset_names):
+    for d, name in enumerate(names):
         achieved = int(given[d]) / handed_out if handed_out else 0.0
         mixture[name] = Mixture(
             target=shares[name],
@@ -186,12 +209,28 @@ class Progress:
         self.padding += places - int(tokens.sum())
         self.tokens = self.tokens + tokens
 
+    def counts(self, since: Progress, mixture: Mapping[str, Mixture]) -> np.ndarray:
+        """float64[4 + 3 * n_datasets], for `loader_metrics`, to be added up over ranks.
 
-def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapping[str, Mixture]) -> dict[str, float]:
-    """Metrics of the time since `since`, and the place of the run.
+        Batches, seconds of wait, places and padding since then; by dataset, since the loader was built, tokens used,
+        rows skipped and rows failed.
+        """
+        used = np.broadcast_to(self.tokens, len(mixture))
+        by_dataset = [(tokens, part.skipped, part.failed) for tokens, part in zip(used, mixture.values(), strict=True)]
+        progress = (
+            self.batches - since.batches,
+            self.wait - since.wait,
+            self.places - since.places,
+            self.padding - since.padding,
+        )
+        return np.concatenate([progress, np.array(by_dataset).reshape(-1)]).astype(np.float64)
+
+
+def loader_metrics(counts: np.ndarray, targets: Mapping[str, float], cursor: int) -> dict[str, float]:
+    """Metrics of a training loop.
 
     zephon/data_wait(s)
-        Mean time that the trainer waited for each of `batches`, which an integration may set to the steps instead.
+        Mean time that the trainer waited for each of the batches, which an integration may set to the steps instead.
     zephon/padding(%)
         Share of places that hold no real token.
     zephon/cursor
@@ -201,17 +240,24 @@ def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapp
     zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
         Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
         are included.
+
+    Args:
+        counts: sum of `Progress.counts` over the ranks that read different data.
+        targets: wanted share of tokens by dataset name.
+        cursor: records that all ranks have used since the start of the run.
     """
-    batches, places = now.batches - since.batches, now.places - since.places
+    batches, wait, places, padding = counts[:4].tolist()
+    by_dataset = counts[4:].reshape(-1, 3)
+    total = max(1.0, float(by_dataset[:, 0].sum()))
     metrics = {
-        "zephon/data_wait(s)": (now.wait - since.wait) / max(1, batches),
-        "zephon/padding(%)": 100 * (now.padding - since.padding) / max(1, places),
+        "zephon/data_wait(s)": wait / max(1, batches),
+        "zephon/padding(%)": 100 * padding / max(1, places),
         "zephon/cursor": float(cursor),
     }
-    for name, part in mixture.items():
-        metrics[f"zephon/tokens/{name}"] = float(part.tokens)
-        metrics[f"zephon/mixture/{name}"] = part.achieved
-        metrics[f"zephon/mixture_target/{name}"] = part.target
-        metrics[f"zephon/skipped_rows/{name}"] = float(part.skipped)
-        metrics[f"zephon/failed_rows/{name}"] = float(part.failed)
+    for (name, target), (tokens, skipped, failed) in zip(targets.items(), by_dataset.tolist(), strict=True):
+        metrics[f"zephon/tokens/{name}"] = tokens
+        metrics[f"zephon/mixture/{name}"] = tokens / total
+        metrics[f"zephon/mixture_target/{name}"] = target
+        metrics[f"zephon/skipped_rows/{name}"] = skipped
+        metrics[f"zephon/failed_rows/{name}"] = failed
     return metrics

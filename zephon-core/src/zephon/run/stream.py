@@ -1,4 +1,4 @@
-"""The consumer's end of a run: records cut into microbatches, counted, and remembered well enough to come back."""
+"""The consumer's end of a run: records cut into microbatches and counted, from any place on."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from zephon.columns.faults import FaultReport
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
 from zephon.engine.engine import Ahead, Engine
-from zephon.engine.lane import Totals
 from zephon.run.compile import Compiled
 from zephon.run.index import FlushIndexWriter
 from zephon.run.ledger import LedgerWriter
-from zephon.run.report import mixture_line, mixture_of
+from zephon.run.report import Account, mixture_line, mixture_of
 
 __all__ = ["BatchStream"]
 
@@ -52,24 +51,21 @@ class BatchStream:
         agreed: int = -1,
     ) -> None:
         topology, options = compiled.topology, compiled.options
-        self.cursor = cursor
-        """Records of this group handed out or left out on purpose since the start of the run."""
-        self.begun = cursor
-        """The cursor at which this stream began."""
-        self.given = np.zeros(len(compiled.plan.dataset_names), dtype=np.int64)
-        """Tokens handed out, by dataset."""
-        self.finished = False
         self.failed = False
         self.process = os.getpid()
-        self.agreed = agreed
-        """The last step's start at which `combine_flag` said that there is a step to come; it is not asked twice."""
+        self._cursor = self._begun = cursor
+        self._given = np.zeros(len(compiled.plan.dataset_names), dtype=np.int64)
+        self._finished = False
+        self._left_records = 0
+        self._agreed = agreed  # so that combine_flag is not called twice for a step
         self._compiled = compiled
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, self._pass_over = divmod(cursor, topology.width)
         positions = {lane: (start, rounds - start.records_before) for lane, start in starts.items()}
         self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
         self._ledger = LedgerWriter(options.ledger, self._ledger_header()) if options.ledger else None
-        self._faults = FaultReport(options.error_report, self._rank_name()) if options.error_report else None
+        rank = f"dp{topology.dp_degree}-{topology.dp_group_id}"
+        self._faults = FaultReport(options.error_report, rank) if options.error_report else None
         if self._faults:
             for dataset in compiled.datasets:
                 for shard in dataset.lost:
@@ -82,8 +78,6 @@ class BatchStream:
             self._ahead = Ahead(self._engine, _BLOCKS_READY)
         self._source: Iterator[RecordBlock] = self._ahead or self._engine.rounds()
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
-        self.left_records = 0
-        """At the end of the data: records that fill no microbatch and were not handed out."""
         self._log_at = topology.width  # windows
         self._reached = cursor  # within a batch not handed out yet
         self._held: deque[RecordBlock] = deque()
@@ -96,9 +90,9 @@ class BatchStream:
         return self
 
     def __next__(self) -> SampleBatch:
-        if self.finished:
+        if self._finished:
             raise StopIteration
-        self._reached = self.cursor
+        self._reached = self._cursor
         try:
             batch = self._next_batch()
             if batch is not None and self._ledger:
@@ -108,34 +102,41 @@ class BatchStream:
             self.close()
             raise
         if batch is None:
-            self.finished = True
+            self._finished = True
             self._report_end()
             self.close()
             raise StopIteration
-        self.cursor = self._reached
-        self.given += batch.tokens_by_dataset()
-        if self.totals.windows_ended >= self._log_at:
+        self._cursor = self._reached
+        self._given += batch.tokens_by_dataset()
+        if self._engine.totals.windows_ended >= self._log_at:
             # Once all lanes have ended another window, about.
             self._log_at += self._compiled.topology.width
-            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.totals, self.given, self.begun)))
+            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.account())))
         return batch
 
-    @property
-    def totals(self) -> Totals:
-        """Counts of rows and tokens."""
-        return self._engine.totals
+    def account(self) -> Account:
+        """The place of the stream after the last batch, and its counts."""
+        return Account(
+            starts=self._starts(),
+            cursor=self._cursor,
+            begun=self._begun,
+            agreed=self._agreed,
+            finished=self._finished,
+            given=self._given,
+            totals=self._engine.totals,
+            left_records=self._left_records,
+        )
 
-    def starts(self) -> dict[int, LaneStart]:
-        """Where each lane would have to begin to go on after the last batch."""
-        made = {}
+    def _starts(self) -> dict[int, LaneStart]:
+        starts = {}
         for number, lane in self._engine.lanes.items():
-            used = self._compiled.topology.rounds_of_lane(self.cursor, number)
+            used = self._compiled.topology.rounds_of_lane(self._cursor, number)
             # The last one before the last record used. Which later ones are known already depends on how far the engine
             # is ahead, so they are left alone even where they begin right here.
             while len(lane.starts) > 1 and lane.starts[1].records_before < used:
                 lane.starts.popleft()
-            made[number] = lane.starts[0]
-        return made
+            starts[number] = lane.starts[0]
+        return starts
 
     def close(self) -> None:
         """End the threads behind this stream."""
@@ -177,7 +178,7 @@ class BatchStream:
             missing -= got
         # Steps that all groups have agreed on are handed out whole, in a shorter batch where it does not come out even.
         if missing and (not parts or (self._compiled.operators.batch.drop_last and not self._aligned)):
-            self.left_records = self._microbatch - missing
+            self._left_records = self._microbatch - missing
             return None
         return SampleBatch(RecordBlock.concat(parts), np.concatenate(numbers), self._compiled.info)
 
@@ -189,10 +190,10 @@ class BatchStream:
                 room = min(room, first - self._reached)
         if self._compiled.plan.finite:
             into_step = self._reached % self._unit
-            if into_step == 0 and self._reached != self.agreed:
+            if into_step == 0 and self._reached != self._agreed:
                 if not self._combine(self._fetch()):
                     return 0
-                self.agreed = self._reached
+                self._agreed = self._reached
             room = min(room, self._unit - into_step)
         return room
 
@@ -228,23 +229,19 @@ class BatchStream:
                 if not len(block):
                     return self._fetch()
             self._held.append(block)
-            self.starts()  # lets go of starts that are passed
+            self._starts()  # drops those that are passed
         return True
 
     def _report_end(self) -> None:
         left = self._engine.totals.left_out
         _log.log(
-            logging.INFO if self.cursor else logging.WARNING,
+            logging.INFO if self._cursor else logging.WARNING,
             "the data has ended after %d records of this group; left out: %d tokens that fill no record, "
             "%d records that fill no microbatch",
-            self.cursor,
+            self._cursor,
             left,
-            self.left_records,
+            self._left_records,
         )
-
-    def _rank_name(self) -> str:
-        topology = self._compiled.topology
-        return f"dp{topology.dp_degree}-{topology.dp_group_id}"
 
     def _ledger_header(self) -> dict[str, Any]:
         topology = self._compiled.topology

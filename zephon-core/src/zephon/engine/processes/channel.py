@@ -1,178 +1,190 @@
-"""Objects between two processes: what describes them through a socket, their arrays through memory that both share.
+"""Objects between two processes: their description through a socket, large arrays through memory that both map.
 
-Shared memory here has no name. It is a file without a directory entry (in memory where the system has such files, in
-the folder for temporary files else) whose descriptor both processes hold, so the system frees it when the last of them
-is gone, however it went, and the size of /dev/shm is of no concern. Where it cannot grow, arrays go through the socket.
+Shared memory here has no name. It is a memory file (in the folder for temporary files where the system has none such)
+whose descriptor goes to the other process, so the system frees it with the last of the two, however they end, and the
+size of /dev/shm does not matter. Where no such file can grow, arrays go through the socket.
+
+Memory is used again when nothing in the receiver refers to it: on a virtual machine, fresh pages for 8 MiB cost 6 ms,
+as much as tokenizing a sixth of the text behind them.
 
 Both ends belong to one user and one program: objects are pickled, which is safe between them and nowhere else.
 """
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import os
 import pickle
 import socket
-import struct
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections import deque
+from multiprocessing import reduction
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
 
-__all__ = ["Channel", "Stretch", "shared_file"]
+from zephon.errors import WorkerError
 
+__all__ = ["Channel", "Closed"]
+
+_INLINE_BYTES = 32 << 10  # a smaller message is faster through the socket
+_INLINE_ARRAY_BYTES = 1 << 10
 _ALIGNMENT = 64
-_LEAST_STRETCH = 1 << 20
-_INLINE_BYTES = 32 << 10  # less than that goes through the socket faster
-_HEAD = struct.Struct("<QI?")  # bytes of the description, number of arrays, whether these are in the stretch
+_LEAST_BLOCK = 1 << 20
+_MAX_VIEWS = 2  # blocks whose arrays the receiver uses where they lie; of further ones it gets copies
 
 
-def shared_file() -> int:
-    """The descriptor of an empty file that has no name."""
-    with contextlib.suppress(AttributeError, OSError):  # not on every system
-        return os.memfd_create("zephon", os.MFD_CLOEXEC)
-    with tempfile.TemporaryFile(prefix="zephon-") as file:
-        return os.dup(file.fileno())
-
-
-class Stretch:
-    """Memory shared with another process, which grows as it is needed.
-
-    Args:
-        fd: of a `shared_file`; owned.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self._bytes: np.ndarray = np.empty(0, dtype=np.uint8)
-
-    def reserve(self, nbytes: int) -> np.ndarray | None:
-        """The first `nbytes` bytes, to write to; None where there is no room for them."""
-        if nbytes > len(self._bytes):
-            size = max(_LEAST_STRETCH, 1 << (nbytes - 1).bit_length())
-            try:
-                _allocate(self.fd, size)
-                self._map(size)
-            except OSError:
-                return None
-        return self._bytes[:nbytes]
-
-    def read(self, nbytes: int) -> np.ndarray:
-        """The first `nbytes` bytes as the other process has written them; a view of an array of their own."""
-        if nbytes > len(self._bytes):
-            self._map(os.fstat(self.fd).st_size)
-        return self._bytes[:nbytes]
-
-    def _map(self, size: int) -> None:
-        # An earlier map is let go when nobody looks into it any longer.
-        self._bytes = np.frombuffer(mmap.mmap(self.fd, size), dtype=np.uint8)
-
-    def close(self) -> None:
-        """Let go of the memory; views of it stay good."""
-        if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
-        self._bytes = self._bytes[:0]
-
-
-def _allocate(fd: int, size: int) -> None:
-    """Make a file this large, and sure of its room: writing to a hole where there is none would kill the process."""
-    if hasattr(os, "posix_fallocate"):
-        os.posix_fallocate(fd, 0, size)
-        return
-    at = os.fstat(fd).st_size
-    while at < size:
-        at += os.pwrite(fd, bytes(min(size - at, 1 << 20)), at)
+class Closed(Exception):
+    """The other process is gone, or this end was closed."""
 
 
 class Channel:
-    """One end of a connection between two processes. For one thread at a time."""
+    """One end of a connection between two processes. For one thread at a time, except `close`."""
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._blocks: dict[int, np.ndarray] = {}  # memory that this end writes to, by number
+        self._free: list[int] = []  # numbers of those that the receiver does not use
+        self._count = 0  # blocks made so far
+        self._received: dict[int, np.ndarray] = {}  # memory that the other end writes to
+        self._views: set[int] = set()  # numbers of those that arrays here refer to
+        self._released: deque[int] = deque()  # that are not used any longer; filled by whichever thread drops the last
 
     def fileno(self) -> int:
         """For waiting until something can be received."""
-        return self._socket.fileno()
+        return self._connection.fileno()
 
-    def send(self, what: Any, stretch: Stretch | None = None) -> None:
-        """Send an object; the arrays in it through `stretch`, which the other side must have done with.
+    def send(self, value: Any) -> None:
+        """Send an object.
 
         Raises:
-            OSError: the other process is gone.
+            Closed: nobody will receive it.
         """
-        arrays: list[pickle.PickleBuffer] = []
-        description = pickle.dumps(what, protocol=5, buffer_callback=arrays.append)
-        raw = [array.raw() for array in arrays]
-        sizes = [array.nbytes for array in raw]
-        if len(description) > _INLINE_BYTES:
-            # Python values, for example, are all description.
-            raw.append(memoryview(description))
-            sizes.append(len(description))
-            description = b""
-        total = sum(map(_aligned, sizes))
-        room = stretch.reserve(total) if stretch is not None and total > _INLINE_BYTES else None
-        head = _HEAD.pack(len(description), len(sizes), room is not None) + struct.pack(f"<{len(sizes)}Q", *sizes)
-        if room is not None:
-            at = 0
-            for part, size in zip(raw, sizes, strict=True):
+        buffers: list[pickle.PickleBuffer] = []
+
+        def stays_inline(buffer: pickle.PickleBuffer) -> bool:
+            if buffer.raw().nbytes <= _INLINE_ARRAY_BYTES:
+                return True
+            buffers.append(buffer)
+            return False
+
+        description = pickle.dumps(value, protocol=5, buffer_callback=stays_inline)
+        parts = [memoryview(description), *(buffer.raw() for buffer in buffers)]
+        sizes = [part.nbytes for part in parts]
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        self._views.difference_update(released)
+        fd, number, dropped = self._block(sum(map(_aligned, sizes))) if sum(sizes) > _INLINE_BYTES else (None, None, [])
+        try:
+            if number is None:
+                self._send_head(None, False, [], released, dropped)
+                self._connection.send_bytes(pickle.dumps(value, protocol=5) if buffers else description)
+                return
+            block, start = self._blocks[number], 0
+            for part, size in zip(parts, sizes, strict=True):
                 if size:
-                    room[at : at + size] = np.frombuffer(part, dtype=np.uint8)  # without the interpreter lock
-                at += _aligned(size)
-        self._socket.sendall(head + description)
-        if room is None:
-            for part in raw:
-                self._socket.sendall(part)
+                    block[start : start + size] = np.frombuffer(part, dtype=np.uint8)  # without the interpreter lock
+                start += _aligned(size)
+            self._send_head(number, fd is not None, sizes, released, dropped)
+            if fd is not None:
+                reduction.send_handle(self._connection, fd, 0)
+        except OSError as error:
+            raise Closed from error
+        finally:
+            if fd is not None:
+                os.close(fd)
 
-    def receive(self, stretch: Stretch | None = None, on_free: Callable[[], None] | None = None) -> Any:
-        """The next object.
-
-        Args:
-            stretch: where its arrays may be.
-            on_free: with this, arrays are views of the stretch, and it is called when none is left; else copies.
+    def receive(self) -> Any:
+        """The next object; its arrays may be views of shared memory, which the sender leaves alone meanwhile.
 
         Raises:
-            EOFError, OSError: the other process is gone.
+            Closed: there will be none.
+            WorkerError: the system has no descriptor left for its memory.
         """
-        described, count, shared = _HEAD.unpack(self._exactly(_HEAD.size))
-        sizes = struct.unpack(f"<{count}Q", self._exactly(8 * count))
-        description: Any = self._exactly(described)
-        total = sum(map(_aligned, sizes))
-        if shared:
-            assert stretch is not None
-            # An array object of its own, so that its end tells that of all views of it.
-            whole = stretch.read(total).view() if on_free else stretch.read(total).copy()
-            if on_free:
-                whole = np.frombuffer(memoryview(whole), dtype=np.uint8)
-                weakref.finalize(whole, on_free).atexit = False
-            edges = np.cumsum([0, *map(_aligned, sizes)]).tolist()
-            parts = [memoryview(whole)[at : at + size] for at, size in zip(edges[:-1], sizes, strict=True)]
+        try:
+            number, is_new, sizes, released, dropped = pickle.loads(self._connection.recv_bytes())
+            self._free += [each for each in released if each in self._blocks]
+            for each in dropped:
+                self._received.pop(each, None)
+            if number is None:
+                return pickle.loads(self._connection.recv_bytes())
+            if is_new:
+                self._received[number] = _mapped(reduction.recv_handle(self._connection))
+        except (EOFError, OSError) as error:
+            raise Closed from error
+        except RuntimeError:
+            raise WorkerError("too many open files for memory shared between processes; raise ulimit -n.") from None
+        edges = np.cumsum([0, *map(_aligned, sizes)]).tolist()
+        whole = self._received[number][: edges[-1]]
+        if len(self._views) < _MAX_VIEWS:
+            # An array object of its own, whose end is that of all views of it.
+            whole = np.frombuffer(memoryview(whole), dtype=np.uint8)
+            self._views.add(number)
+            weakref.finalize(whole, self._released.append, number).atexit = False
         else:
-            parts = [memoryview(self._exactly(size)) for size in sizes]
-            if on_free:
-                on_free()
-        if not described:
-            description = parts.pop()
-        return pickle.loads(description, buffers=parts)
+            whole = whole.copy()
+            self._released.append(number)
+        description, *buffers = (memoryview(whole)[at : at + size] for at, size in zip(edges, sizes, strict=False))
+        return pickle.loads(description, buffers=buffers)
 
     def close(self) -> None:
-        """Close this end. The other process and whoever waits here find out."""
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-        self._socket.close()
+        """Close the connection: the other process finds out, and so does a thread that waits here."""
+        try:
+            with socket.socket(fileno=os.dup(self._connection.fileno())) as copy:
+                copy.shutdown(socket.SHUT_RDWR)
+        except OSError:  # closed before
+            pass
 
-    def _exactly(self, nbytes: int) -> bytearray:
-        made = bytearray(nbytes)
-        view = memoryview(made)
-        while view:
-            got = self._socket.recv_into(view)
-            if not got:
-                raise EOFError
-            view = view[got:]
-        return made
+    def _send_head(self, *head: Any) -> None:
+        # Not by `Connection.send`: where that raises, a view of a `BytesIO` stays in the traceback, which crashes the
+        # garbage collector of Python 3.12.
+        self._connection.send_bytes(pickle.dumps(head))
+
+    def _block(self, nbytes: int) -> tuple[int | None, int | None, list[int]]:
+        """(descriptor where it is new, number, numbers given up) of a block of memory; None where there is none."""
+        for number in reversed(self._free):  # the one that was used last is in the processor's cache, perhaps
+            if len(self._blocks[number]) >= nbytes:
+                self._free.remove(number)
+                return None, number, []
+        dropped, self._free = self._free, []  # all too small
+        for number in dropped:
+            del self._blocks[number]
+        try:
+            fd = _memory_file(max(_LEAST_BLOCK, nbytes + nbytes // 4))
+        except OSError:
+            return None, None, dropped
+        self._count += 1
+        self._blocks[self._count] = _mapped(os.dup(fd))
+        return fd, self._count, dropped
+
+
+def _memory_file(nbytes: int) -> int:
+    """The descriptor of a file without a name, which has its room: writing to a hole without any would be fatal."""
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("zephon")
+    else:
+        with tempfile.TemporaryFile(prefix="zephon-") as file:
+            fd = os.dup(file.fileno())
+    try:
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(fd, 0, nbytes)
+        else:
+            written = 0
+            while written < nbytes:
+                written += os.pwrite(fd, bytes(min(nbytes - written, 1 << 20)), written)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _mapped(fd: int) -> np.ndarray:
+    """uint8[size], the content of a file; closes the descriptor."""
+    try:
+        return np.frombuffer(mmap.mmap(fd, 0), dtype=np.uint8)
+    finally:
+        os.close(fd)
 
 
 def _aligned(nbytes: int) -> int:

@@ -1,13 +1,12 @@
 """A process of our own: started afresh (not forked), given a task, and gone when this process is.
 
-The child reads its task from its standard input, which this process then keeps open for as long as it lives: when it
-has closed, the child ends, whatever it is at. Its process group is its own, so that Ctrl-C in a terminal reaches this
-process alone, which ends the child in its turn.
+`multiprocessing.Process` is not used: it imports the training script into every process (with torch that is seconds and
+hundreds of MB each), refuses to start any from a worker of a PyTorch `DataLoader`, and shares Ctrl-C with its children.
+Here the script is imported only for functions that it defines, and a process ends as soon as its channels are closed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import multiprocessing.spawn
@@ -15,221 +14,189 @@ import os
 import pickle
 import select
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Sequence
-from typing import Any, Protocol
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from typing import Protocol
 
 from zephon.columns.faults import reason_of
-from zephon.engine.processes.channel import Channel, Stretch, shared_file
+from zephon.engine.processes.channel import Channel, Closed
 from zephon.errors import PipelineError, WorkerError
 
-__all__ = ["Child", "Logged", "RemoteFailure", "Task", "pickled", "portable", "replay", "revived"]
+__all__ = ["Child", "ChildTask", "LogRecord", "log_records", "pickle_task", "portable_error", "replay_logs", "revived"]
 
 _GRACE_SECONDS = 2.0
-_LOOK_SECONDS = 1.0
+_PARENT_CHECK_SECONDS = 1.0
 _START = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
-    "from zephon.engine.processes.child import main; main(given)"
+    "from zephon.engine.processes.child import main; main(given['sockets'], given['parent'])"
 )
 
-Logged = tuple[str, int, str]
-"""Logger, level and text of a log record on its way to the parent."""
+LogRecord = tuple[str, int, str]
+"""Logger, level and text."""
+PortableError = tuple[BaseException, str]
+"""An error and its traceback as text."""
 
 
-class Task(Protocol):
-    """What a child does; is sent to it by pickle."""
+class ChildTask(Protocol):
+    """What a child does; sent to it by pickle."""
 
-    def run(self, channels: Sequence[Channel], stretches: Sequence[Stretch]) -> None:
-        """Work until a channel ends, which raises EOFError or OSError."""
-
-    def fail(self, error: BaseException, channels: Sequence[Channel]) -> None:
-        """The task could not be read in the child; tell it whoever waits. Called on the class."""
+    def run(self, channels: Sequence[Channel]) -> None:
+        """Work until a channel raises `Closed`."""
 
 
-def pickled(task: Any) -> bytes:
+def pickle_task(task: ChildTask) -> bytes:
     """A task as it is sent, once for any number of children.
 
     Raises:
-        PipelineError: it cannot be.
+        PipelineError: it cannot be pickled.
     """
     try:
-        made = pickle.dumps(task, protocol=5)
+        return pickle.dumps(task, protocol=5)
     except Exception as error:
         raise PipelineError(
             f"the pipeline cannot be sent to another process ({reason_of(error)}); use functions and classes that "
             'are defined at the top of a module, or the runner "threads" without isolate.'
         ) from error
-    return made
 
 
 class Child:
     """A process at work for this one.
 
     Args:
-        kind: the class of the task, for a task that cannot be read.
-        task: the `pickled` task.
-        channels, stretches: how many connections and how much shared memory it gets.
-        what: what messages call it.
+        task: the result of `pickle_task`.
+        channels: number of connections.
+        name: what messages call it.
+
+    Raises:
+        PipelineError: this process is itself importing the training script for a task.
+        WorkerError: the system starts no process.
     """
 
-    def __init__(self, kind: type, task: bytes, *, channels: int, stretches: int, what: str) -> None:
-        if _loading:
+    def __init__(self, task: bytes, channels: int, name: str) -> None:
+        if _importing_script:
             raise PipelineError(
                 "the training script starts its pipeline when it is imported, and worker processes have to import it "
                 'for the functions that it defines; put what it runs under if __name__ == "__main__":, or the '
                 "functions into a module."
             )
-        self.what = what
+        self._name = name
         self._owner = os.getpid()
         self._lock = threading.Lock()
-        self._closed = False
-        ends: list[tuple[socket.socket, socket.socket]] = []
-        files: list[int] = []
+        self._started = False
+        self._failure: PortableError | None = None
+        theirs: list[Connection] = []
+        self.channels: list[Channel] = []
         try:
-            ends += (socket.socketpair() for _ in range(channels))
-            files += (shared_file() for _ in range(stretches))
-            given = {
-                "path": list(sys.path),
-                "sockets": [theirs.fileno() for _, theirs in ends],
-                "files": files,
-                "parent": os.getpid(),
-            }
-            main = multiprocessing.spawn.get_preparation_data("zephon") if b"_main__" in task else {}
-            head = {
-                "main": {key: value for key, value in main.items() if key.startswith("init_main")},
-                "level": logging.getLogger("zephon").getEffectiveLevel(),
-                "kind": kind,
-            }
-            first = pickle.dumps(head)
+            for _ in range(channels):
+                ours, other = Pipe()
+                self.channels.append(Channel(ours))
+                theirs.append(other)
+            sockets = [other.fileno() for other in theirs]
+            given = json.dumps({"path": sys.path, "sockets": sockets, "parent": os.getpid()})
+            # A process group of its own: Ctrl-C in a terminal reaches this process alone, which ends the child.
             self._process = subprocess.Popen(
-                [
-                    os.fsdecode(multiprocessing.spawn.get_executable() or sys.executable),
-                    "-c",
-                    _START,
-                    json.dumps(given),
-                ],
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                pass_fds=[*given["sockets"], *files],  # type: ignore[misc]
-                process_group=0,
+                [sys.executable, "-c", _START, given], stdin=subprocess.DEVNULL, pass_fds=sockets, process_group=0
             )
-        except BaseException as error:
-            for ours, _ in ends:
-                ours.close()
-            for fd in files:
-                os.close(fd)
-            if isinstance(error, OSError):
-                raise WorkerError(f"{what} cannot be started: {error.strerror or error}.") from None
-            raise
+        except OSError as error:
+            raise WorkerError(f"{name} cannot be started: {error.strerror or error}.") from None
         finally:
-            for _, theirs in ends:
-                theirs.close()
-        self.channels = [Channel(ours) for ours, _ in ends]
-        self.stretches = [Stretch(fd) for fd in files]
-        # A large task fills the pipe before the child has begun to read.
-        feeder = threading.Thread(target=_feed, args=(self._process.stdin, first, task), daemon=True)
-        try:
-            feeder.start()
-        except RuntimeError as error:
-            self.close()
-            raise WorkerError(f"{what} cannot be started: {error}.") from None
+            for other in theirs:
+                other.close()
+        data = multiprocessing.spawn.get_preparation_data("zephon") if b"_main__" in task else {}
+        script = {key: value for key, value in data.items() if key.startswith("init_main")}
+        with suppress(Closed):  # the next receive raises it again
+            self.channels[0].send((script, logging.getLogger("zephon").getEffectiveLevel(), pickle.PickleBuffer(task)))
 
     @property
     def pid(self) -> int:
         """Of the process."""
         return self._process.pid
 
-    def died(self) -> WorkerError:
-        """What to raise where the process is gone without having said why."""
+    def wait_until_started(self) -> None:
+        """Wait for its first message. Any number of threads may call this, each before it uses a channel.
+
+        Raises:
+            Closed: the process is gone.
+            PipelineError: it cannot load its task.
+        """
+        with self._lock:
+            if not self._started:
+                self._failure, self._started = self.channels[0].receive(), True
+        if self._failure:
+            raise revived(self._failure)
+
+    def death(self) -> WorkerError:
+        """The error to raise where the process is gone without having said why."""
         try:
             code = self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
             code = 0
         how = f"ended with exit code {code}"
         if code < 0:
-            name = signal.Signals(-code).name if -code in signal.valid_signals() else "an unknown signal"
-            hint = ", which is what a system out of memory does" if name == "SIGKILL" else ""
-            how = f"was ended by signal {-code} ({name}{hint})"
-        return WorkerError(f"{self.what} (process {self.pid}) {how}.")
+            signal_name = signal.Signals(-code).name if -code in signal.valid_signals() else "an unknown signal"
+            hint = ", which is what a system out of memory does" if signal_name == "SIGKILL" else ""
+            how = f"was ended by signal {-code} ({signal_name}{hint})"
+        return WorkerError(f"{self._name} (process {self.pid}) {how}.")
 
     def close(self) -> None:
         """End the process; does not wait for it."""
-        if os.getpid() != self._owner:  # a fork: the process is not ours, nor are the other ends
+        if os.getpid() != self._owner:  # a fork: the process is not ours
             return
-        with self._lock:
-            if self._closed:
-                return
-            self._closed = True
         for channel in self.channels:
             channel.close()
-        for stretch in self.stretches:
-            stretch.close()
-        stdin = self._process.stdin
-        assert stdin
-        stdin.close()
         try:
-            threading.Thread(target=_reap, args=(self._process,), name="zephon-reaper", daemon=True).start()
-        except RuntimeError:  # the interpreter is going away
-            _reap(self._process, 0.0)
+            threading.Thread(target=self._reap, name="zephon-reaper", daemon=True).start()
+        except RuntimeError:  # the interpreter is ending
+            self._process.kill()
 
-
-def _feed(stdin: Any, head: bytes, task: bytes) -> None:
-    with contextlib.suppress(OSError, ValueError):  # the child is gone, which its channels tell
-        for part in (len(head).to_bytes(8, "little") + head + len(task).to_bytes(8, "little"), task):
-            left = memoryview(part)
-            while left:
-                left = left[stdin.write(left) :]
-
-
-def _reap(process: subprocess.Popen[bytes], seconds: float = _GRACE_SECONDS) -> None:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+    def _reap(self) -> None:
+        try:
+            self._process.wait(_GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Errors and log records on their way back
 
 
-class RemoteFailure(Exception):
+class RemoteTraceback(Exception):
     """The traceback of an error in another process, as the cause of that error here."""
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
 
 
-def portable(error: BaseException) -> tuple[BaseException, str]:
-    """An error that can travel, and its traceback as text."""
-    told = "".join(traceback.format_exception(error))
-    try:
+def portable_error(error: BaseException) -> PortableError:
+    """An error that survives pickling, and its traceback."""
+    text = "".join(traceback.format_exception(error))
+    with suppress(Exception):
         copy = pickle.loads(pickle.dumps(error))
         if type(copy) is type(error) and str(copy) == str(error):
-            return error, told
-    except Exception:
-        pass
-    return WorkerError(f"{reason_of(error)} (in a worker process)."), told
+            return error, text
+    return WorkerError(f"{reason_of(error)} (in a worker process)."), text
 
 
-def revived(travelled: tuple[BaseException, str]) -> BaseException:
+def revived(error: PortableError) -> BaseException:
     """The error of another process, to be raised here."""
-    error, told = travelled
-    error.__cause__ = RemoteFailure(told)
-    return error
+    error[0].__cause__ = RemoteTraceback(error[1])
+    return error[0]
 
 
 class _Collector(logging.Handler):
-    """Keeps what is logged in a child until it is sent."""
+    """Keeps the log records of a child until they are sent."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.records: list[Logged] = []
+        self.records: list[LogRecord] = []
 
     def emit(self, record: logging.LogRecord) -> None:
         self.records.append((record.name, record.levelno, record.getMessage()))
@@ -238,14 +205,14 @@ class _Collector(logging.Handler):
 _collector = _Collector()
 
 
-def logged() -> list[Logged]:
-    """In a child: what was logged since the last call."""
-    made, _collector.records = _collector.records, []
-    return made
+def log_records() -> list[LogRecord]:
+    """In a child: the log records since the last call."""
+    records, _collector.records = _collector.records, []
+    return records
 
 
-def replay(records: Sequence[Logged]) -> None:
-    """In the parent: log what was logged in a child."""
+def replay_logs(records: Sequence[LogRecord]) -> None:
+    """In the parent: log the records of a child."""
     for name, level, text in records:
         logging.getLogger(name).log(level, "%s", text)
 
@@ -253,81 +220,52 @@ def replay(records: Sequence[Logged]) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 # In the child
 
-_loading = False
+_importing_script = False
 """Whether this is a child that is importing the script of its parent."""
 
 
-def main(given: dict[str, Any]) -> None:
+def main(sockets: Sequence[int], parent: int) -> None:
     """What a child runs."""
-    global _loading
-    # Ours alone from here on; what the user's code reads from its standard input is nothing.
-    life = os.dup(0)
-    os.set_inheritable(life, False)
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), 0)
-    for fd in (*given["sockets"], *given["files"]):
+    global _importing_script
+    threading.Thread(target=_end_with_parent, args=(sockets[0], parent), name="zephon-watch", daemon=True).start()
+    for fd in sockets:
         os.set_inheritable(fd, False)
-    channels = [Channel(socket.socket(fileno=fd)) for fd in given["sockets"]]
-    stretches = [Stretch(fd) for fd in given["files"]]
-    try:
-        head, task_bytes = _read(life), _read(life)
-    except EOFError:
-        os._exit(0)
-    threading.Thread(target=_watch, args=(life, given["parent"]), name="zephon-watch", daemon=True).start()
-    head = pickle.loads(head)
-    log = logging.getLogger("zephon")
-    log.setLevel(head["level"])
-    log.addHandler(_collector)
-    log.propagate = False
-    task: Any = None
-    try:
-        if head["main"]:
-            _loading = True
-            multiprocessing.spawn.prepare(head["main"])
-            _loading = False
-        task = pickle.loads(task_bytes)
+    channels = [Channel(Connection(fd)) for fd in sockets]
+    with suppress(Closed):
+        script, level, task_bytes = channels[0].receive()
+        logger = logging.getLogger("zephon")
+        logger.setLevel(level)
+        logger.addHandler(_collector)
+        logger.propagate = False
+        try:
+            if script:
+                _importing_script = True
+                multiprocessing.spawn.prepare(script)
+                _importing_script = False
+            task: ChildTask = pickle.loads(task_bytes)
+        except BaseException as error:
+            channels[0].send(portable_error(error if isinstance(error, PipelineError) else _not_loaded(error)))
+            os._exit(1)
         del task_bytes
-    except BaseException as error:
-        what = error if isinstance(error, PipelineError) else _not_loaded(error)
-        with contextlib.suppress(OSError, EOFError):
-            head["kind"].fail(what, channels)
-        os._exit(1)
-    # Gone is who would want more: the ordinary end of a child.
-    with contextlib.suppress(EOFError, OSError):
-        task.run(channels, stretches)
+        channels[0].send(None)
+        task.run(channels)
     sys.stdout.flush()
 
 
 def _not_loaded(error: BaseException) -> PipelineError:
-    made = PipelineError(
+    failure = PipelineError(
         f"a worker process cannot import what the pipeline's functions need ({reason_of(error)}); define them at the "
         "top of a module that can be imported, or of the script that is run, and not in a notebook or at a prompt."
     )
-    made.__cause__ = error
-    return made
+    failure.__cause__ = error
+    return failure
 
 
-def _read(fd: int) -> bytes:
-    size = int.from_bytes(_exactly(fd, 8), "little")
-    return _exactly(fd, size)
-
-
-def _exactly(fd: int, nbytes: int) -> bytes:
-    parts = []
-    while nbytes:
-        part = os.read(fd, min(nbytes, 1 << 20))
-        if not part:
-            raise EOFError
-        parts.append(part)
-        nbytes -= len(part)
-    return b"".join(parts)
-
-
-def _watch(life: int, parent: int) -> None:
-    """End this process when its parent has closed its standard input, or has gone while a fork of it lives on."""
+def _end_with_parent(fd: int, parent: int) -> None:
+    """End this process when the parent has closed its channel, or has gone while a fork of it lives on."""
     poll = select.poll()
-    poll.register(life, select.POLLIN | select.POLLHUP)
-    while not poll.poll(_LOOK_SECONDS * 1000) and os.getppid() == parent:
+    poll.register(fd, 0)  # which reports a hang-up and nothing else
+    while not poll.poll(_PARENT_CHECK_SECONDS * 1000) and os.getppid() == parent:
         pass
     time.sleep(_GRACE_SECONDS / 4)  # for an orderly end, if there is nothing to do
     os._exit(0)
