@@ -40,7 +40,7 @@ from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator
 from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
-from zephon.ops.trial import Finding, Sample, check_operators, probe
+from zephon.ops.trial import Sample, check_operators, probe
 from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import describe_growth, fingerprint_of
 from zephon.run.operators import Operators
@@ -90,7 +90,7 @@ class Compiled:
     plan: Plan
     info: BatchInfo
     needs: tuple[Needs, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -196,7 +196,7 @@ def compile_pipeline(
         return DocumentWorker(chains, encoders, names, locate, faults)
 
     whole = worker(opened.chains)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[str, ...] = ()
     if operators.rows:
         everywhere = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
         findings = check_operators(whole, names, samples, faults, compare=options.check_operators, sent_for=everywhere)
@@ -332,12 +332,11 @@ def _open(source: WorkSource, operators: Operators, options: Options) -> _Opened
         fetch = Fetcher(datasets, [need.columns for need in needs])
         probed = [probe(chain, fetch.samples(d), source.names[d]) for d, chain in enumerate(chains)]
         tokenizer = loading.result()
-    for each in probed:
-        if each.warning:
-            _log.warning("%s", each.warning)
-    return _Opened(
-        datasets, needs, [list(each.operators) for each in probed], [each.sample for each in probed], fetch, tokenizer
-    )
+    for _, _, warning in probed:
+        if warning:
+            _log.warning("%s", warning)
+    chains, samples = [list(operators) for operators, _, _ in probed], [sample for _, sample, _ in probed]
+    return _Opened(datasets, needs, chains, samples, fetch, tokenizer)
 
 
 def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
