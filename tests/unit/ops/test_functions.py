@@ -119,10 +119,6 @@ def test_a_setup_that_fails_ends_the_run_and_blames_no_row(tiny_tokenizer):
         (lambda p: p.tokenize("t", max_length=0), "max_length is 0"),
         (lambda p: p.tokenize("t", split_long_samples=True), "needs max_length"),
         (lambda p: p.tokenize_chat("t", los="all"), "no option 'los' \\(did you mean loss"),
-        (lambda p: p.options(on_error="ignore"), '"raise", "skip" or "quarantine" is needed'),
-        (lambda p: p.options(on_error="quarantine"), "pass the option error_report"),
-        (lambda p: p.options(error_budget_rows=-1), "a whole number of at least 0"),
-        (lambda p: p.options(error_budget=2), "a share of rows"),
         (lambda p: p.prefetch(0), "prefetch_batches is 0"),
     ],
 )

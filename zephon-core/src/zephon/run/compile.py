@@ -28,7 +28,7 @@ from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
 from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
-from zephon.engine.engine import Engine
+from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Fetcher, Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
@@ -143,16 +143,9 @@ class Compiled:
         on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> Engine | IsolatedEngine:
         """A fresh engine with its lanes at `starts`; see `Engine`."""
-        start = IsolatedEngine if self.options.isolate else start_engine
-        return start(
-            self.plan,
-            self.options.runner,
-            self.workers,
-            starts,
-            max(1, self.ready_records // 2),
-            on_window,
-            on_fault,
-        )
+        block_records = max(1, self.ready_records // 2)
+        setup = EngineSetup(self.plan, self.options.runner, self.workers, starts, block_records, on_window, on_fault)
+        return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def describe_growth(self, field: str, before: Any) -> str:
         """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""
