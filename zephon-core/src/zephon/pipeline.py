@@ -244,7 +244,8 @@ class Pipeline:
         if self._position is None and last is not None and last.finished:
             self._move(self._beginning(), 0)
         self._live_stream()
-        return self._batches()
+        # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
+        return iter(self._next_batch, None)
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -492,10 +493,8 @@ class Pipeline:
             self._position = None
         return self._stream
 
-    def _batches(self) -> Iterator[SampleBatch]:
-        """Batches from wherever the pipeline stands, so that skip, seek and restore work inside a loop."""
-        while (batch := next(self._live_stream(), None)) is not None:
-            yield batch
+    def _next_batch(self) -> SampleBatch | None:
+        return next(self._live_stream(), None)
 
     def _last(self) -> Account | None:
         """The account of the stream, or of the last one."""
