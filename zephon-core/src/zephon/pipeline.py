@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
+from zephon.config.keys import refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology
@@ -24,14 +24,16 @@ from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.ops.base import PackCounts
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform, Operator
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, TextTemplate
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
-from zephon.run.build import operators_of_recipe, source_of
+from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
@@ -101,37 +103,10 @@ class Pipeline:
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
-        source = source_of(recipe)
-        cache: dict[str, Any] = {"enabled": True}
-        if recipe.cache_dir is not None:
-            cache["dir"] = recipe.cache_dir
-        if recipe.cache_limit_bytes is not None:
-            cache["limit_bytes"] = recipe.cache_limit_bytes
-        given: dict[str, Any] = {
-            "runner": recipe.runner,
-            "isolate": recipe.isolate,
-            "canonical_replicas": recipe.canonical_replicas,
-            "flush_every_k_chunks": recipe.flush_every_k_chunks,
-            "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
-            "fetch_parallelism": _unless_auto(recipe.fetch_parallelism),
-            "pack_parallelism": _unless_auto(recipe.pack_parallelism),
-            "on_error": recipe.on_error,
-            "error_budget": recipe.error_budget,
-            "error_budget_rows": recipe.error_budget_rows,
-            "error_report": recipe.error_report,
-            "io_options": {"cache": cache},
-            "dp_degree": dp_degree,
-            "dp_group_id": dp_group_id,
-            "global_batch": global_batch,
-        }
-        pipeline = Pipeline(source).options(**{**given, **options})
-        for operator in operators_of_recipe(recipe, tokenizer):
+        topology = {"dp_degree": dp_degree, "dp_group_id": dp_group_id, "global_batch": global_batch}
+        pipeline = Pipeline(source_of(recipe)).options(**{**options_of_recipe(recipe), **topology, **options})
+        for operator in operators_of_recipe(recipe, tokenizer, seq_len):
             pipeline = pipeline._with(operator)
-        if recipe.ensure_mixture:
-            pipeline = pipeline.ensure_mixture(recipe.ensure_mixture_buffer_size)
-        pipeline = pipeline._with(_packing_of(recipe, seq_len))
-        if recipe.shuffle_after_pack:
-            pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
 
     def options(self, **changes: Any) -> Pipeline:
@@ -160,7 +135,7 @@ class Pipeline:
 
     def add_op(self, operator: Operator | Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(_operator(AddOp, operator, **options))
+        return self._with(_operator(MapBatches, operator, **options))
 
     def stateful_transform(self, transform: Any, **options: Any) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
@@ -542,11 +517,7 @@ class Pipeline:
 def _operator(kind: Any, *args: Any, **options: Any) -> Any:
     """An operator of this kind; options that it does not have are refused."""
     name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
+    refuse_unknown(options, known, f"option of {name}", PipelineError)
     return kind(*args, **options)
 
 
@@ -566,19 +537,3 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and value >= _MOST:
         raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
-
-
-def _packing_of(recipe: DataRecipe, seq_len: int) -> PackFlat:
-    kind = PackSequences if recipe.pack_mode == "sequences" else PackFlat
-    given: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
-    return kind(
-        seq_len,
-        num_bins=recipe.num_bins,
-        max_documents_per_record=recipe.max_documents_per_record,
-        homogeneity=recipe.homogeneity,
-        **{name: value for name, value in given.items() if value != "auto"},
-    )
-
-
-def _unless_auto(value: Any) -> Any:
-    return None if value == "auto" else value

@@ -1,5 +1,7 @@
 """Reading rows: from row ids to Arrow columns, group by group through the decode cache."""
 
+from __future__ import annotations
+
 import itertools
 import threading
 from collections import OrderedDict
@@ -17,8 +19,8 @@ from zephon.data.catalog import Catalog
 from zephon.data.columns import as_types
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Group, ShardReader
-from zephon.data.storage import FileChanged, Listing, StoredFile
-from zephon.data.stores.base import Unavailable
+from zephon.data.storage import WINDOW_BYTES, FileChanged, Listing, StoredFile
+from zephon.data.store import Unavailable
 from zephon.errors import DataError
 
 __all__ = ["GroupSource", "OpenDataset", "ShardFiles"]
@@ -102,7 +104,7 @@ class OpenDataset:
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Has the bytes fetched that the rows with ids `rows` int64[n] will be made of; a hint, cheap, never waits."""
-        for group in self.groups_of(rows).tolist():
+        for group in np.unique(self.catalog.groups_at(rows)).tolist():
             if group in self._announced or self._cache.holds((self._token, group)):
                 continue
             if not self._source.announce(*self._place(group)):
@@ -117,14 +119,6 @@ class OpenDataset:
         first_row = int(catalog.row_starts[group] - catalog.shard_row_starts[shard])
         offset, length = int(catalog.group_offset[group]), int(catalog.group_length[group])
         return shard, Group(offset, length, int(catalog.group_rows[group]), first_row)
-
-    def groups_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """int64[k]: the groups that hold `rows` int64[n], ascending, each once."""
-        return np.unique(self.catalog.groups_at(rows))
-
-    def prefetch(self, group: int) -> None:
-        """Decodes a group into the cache, if it is not there."""
-        self._group(int(group))
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """The rows with ids `rows` int64[n], in that order; repeats are allowed."""
@@ -160,11 +154,6 @@ class OpenDataset:
         """
         start = 0 if self.catalog.sequential else next(self._turn) * 7919 % count
         return [*range(start, count), *range(start)]
-
-    def describe(self, row: int) -> str:
-        """A row id as "shard:row in shard", for messages."""
-        shard, row_in_shard = self.catalog.locate(np.array([row], np.int64))
-        return f"{self.catalog.shard_names[int(shard[0])].as_py()}:{int(row_in_shard[0])}"
 
     def close(self) -> None:
         """Frees files and cached groups; the dataset can still be read, which opens what it needs again."""
@@ -279,7 +268,7 @@ class ShardFiles:
                 # Bytes may have been damaged on their way, or on this node's disk: those of the store decide.
                 if self._spans is None or tries == _FETCHED_AGAIN:
                     raise
-                self._forget(shard, group)
+                self._forget(shard)
             tries += 1
 
     def row_bytes(self, shard: int) -> float:
@@ -292,19 +281,15 @@ class ShardFiles:
             return True
         spans, file = self._spans, self._file(shard)
 
-        def plan() -> None:
-            if file.whole:
-                spans.local(file)
-            elif (ranges := _ranges(self._reader(shard), group)) is not None:
-                spans.announce(file, ranges)
-
         with self._lock:
             reader = self._readers.get(shard)
-        if reader is None or file.whole:  # finding out what to fetch takes a request by itself
-            spans.plan(plan)
+        if reader is None:  # finding out what to fetch takes a request by itself
+            first = [(0, min(WINDOW_BYTES, file.size))]
+            spans.plan(
+                lambda: spans.announce(file, first if file.sequential else self._reader(shard).ranges(group) or [])
+            )
             return True
-        ranges = _ranges(reader, group)
-        return ranges is None or spans.announce(file, ranges)
+        return spans.announce(file, reader.ranges(group) or [])
 
     def close(self) -> None:
         with self._lock:
@@ -338,16 +323,15 @@ class ShardFiles:
         return reader
 
     def _file(self, shard: int) -> StoredFile:
-        whole = self._spans is not None and self._format.is_sequential(self._listing.names[shard])
-        return self._listing.file(shard, self._spans, whole=whole)
+        sequential = self._format.is_sequential(self._listing.names[shard])
+        return self._listing.file(shard, self._spans, sequential=sequential)
 
-    def _forget(self, shard: int, group: Group) -> None:
-        """Drops what is held of a group and its shard, here and in the node's cache."""
+    def _forget(self, shard: int) -> None:
+        """Drops what is held of a shard, here and in the node's cache."""
         assert self._spans is not None
         with self._lock:
             reader = self._readers.pop(shard, None)
-        ranges = _ranges(reader, group) if reader is not None else None  # else it could not even be opened
-        self._spans.drop(self._file(shard), ranges or [])
+        self._spans.drop(self._file(shard))
         if reader is not None:
             reader.close()
 
@@ -369,9 +353,3 @@ class ShardFiles:
             stale = self._readers.pop(shard, None)
         if stale is not None:
             stale.close()
-
-
-def _ranges(reader: ShardReader, group: Group) -> list[tuple[int, int]] | None:
-    """The (start, length) of the bytes that a reader will ask for, where its format can tell beforehand."""
-    ranges = getattr(reader, "ranges", None)
-    return ranges(group) if ranges is not None else None

@@ -21,8 +21,8 @@ from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.needs import Needs, columns_needed
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.probe import Sample, probe
 from zephon.ops.rows import RowOperator
+from zephon.ops.trial import Sample, probe
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 

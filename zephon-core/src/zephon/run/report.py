@@ -9,7 +9,7 @@ import numpy as np
 
 from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
-from zephon.engine.lane import Totals
+from zephon.engine.totals import Totals
 from zephon.ops.base import PackCounts
 from zephon.run.compile import Compiled
 

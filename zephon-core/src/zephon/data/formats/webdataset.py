@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.damage import Damaged
-from zephon.data.columns import missing_column, physical_columns, sound_table, template_of
+from zephon.columns.template import template_of
+from zephon.data.columns import missing_column, physical_columns, sound_table
 from zephon.data.formats import base
 from zephon.data.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
 from zephon.data.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
