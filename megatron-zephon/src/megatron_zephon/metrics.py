@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from zephon.loader import Mixture, Progress, loader_metrics
+from zephon.loader import Progress, loader_metrics
 
 from .loaders import TrainLoader
 
@@ -44,42 +44,19 @@ def gathered_metrics(reader: str) -> dict[str, float]:
 
     See `zephon.loader.loader_metrics`.
     """
-    logged = _since.get(reader, Progress())
-    known = torch.zeros(5 + 5 * len(_sources), dtype=torch.float64)
+    counts, same = np.zeros(4 + 3 * len(_sources)), np.zeros(1 + len(_sources))
     if _loader is not None:
-        now, mixture = replace(_loader.progress), _loader.mixture()
-        known[:4] = torch.tensor(
-            [
-                now.batches - logged.batches,
-                now.wait - logged.wait,
-                now.places - logged.places,
-                now.padding - logged.padding,
-            ]
-        )
-        _since[reader] = now
-        known[4] = _loader.cursor
-        used = np.broadcast_to(now.tokens, len(mixture))
-        for i, part in enumerate(mixture.values()):
-            known[5 + 5 * i : 10 + 5 * i] = torch.tensor([part.target, used[i], part.rows, part.skipped, part.failed])
-    # The cursor and the targets are the same on all that know them.
-    same = [4, *range(5, len(known), 5)]
-    known = known.to(torch.cuda.current_device())
-    largest = known[same].clone()
-    dist.all_reduce(known)
-    dist.all_reduce(largest, op=dist.ReduceOp.MAX)
-    known[same] = largest
-    batches, wait, places, padding, cursor, *rest = known.tolist()
-    parts = [rest[5 * i : 5 * i + 5] for i in range(len(_sources))]
-    made = sum(part[1] for part in parts)
-    return loader_metrics(
-        Progress(int(batches), wait, int(places), int(padding)),
-        Progress(),
-        cursor=int(cursor),
-        mixture={
-            name: Mixture(target, tokens / made if made else 0.0, int(tokens), int(rows), int(skipped), 0, int(failed))
-            for name, (target, tokens, rows, skipped, failed) in zip(_sources, parts, strict=True)
-        },
-    )
+        mixture = _loader.mixture()
+        counts = _loader.progress.counts(_since.get(reader, Progress()), mixture)
+        # The same on all ranks that know them.
+        same[:] = _loader.cursor, *(part.target for part in mixture.values())
+        _since[reader] = replace(_loader.progress)
+    device = torch.cuda.current_device()
+    sums, maxima = torch.from_numpy(counts).to(device), torch.from_numpy(same).to(device)
+    dist.all_reduce(sums)
+    dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
+    cursor, *targets = maxima.tolist()
+    return loader_metrics(sums.cpu().numpy(), dict(zip(_sources, targets, strict=True)), int(cursor))
 
 
 @cache

@@ -286,7 +286,7 @@ BAD_STREAMS = {
     "--microbatch-size 4 --canonical-replicas 8 --dp-degree 3": r"8 lanes .* do not divide among 3",
     "--microbatch-size 4 --canonical-replicas 8 --dp-degree 2 --dp-rank 2": r"dp_group_id is 2",
     "--microbatch-size 4 --dp-degree 2": r"canonical_replicas",
-    "--microbatch-size 4 --runner fast": r"runner is 'fast'",
+    "--microbatch-size 4 --runner fast": 'runner is "fast"',
     "--microbatch-size 4 --steps 1 --digests /dev/null/x": r"/dev/null/x: the digests cannot be written here",
     "--microbatch-size 2 --canonical-replicas 8 --seek-step 1": r"microbatch 1 .* a round of the 8 lanes",
 }
@@ -313,9 +313,9 @@ def test_bad_numbers_and_options_are_usage_errors(zephon, corpus, options):
 def test_recipe_and_tokenizer_that_do_not_exist_are_named(zephon, corpus):
     rest = ["--seq-len", "8", "--microbatch-size", "1"]
     _, _, err = zephon("stream", corpus / "nope.toml", "--tokenizer", corpus / "tokenizer", *rest)
-    assert err.startswith(f"error: {corpus / 'nope.toml'}: there is no such file")
+    assert err.startswith(f"error: {corpus / 'nope.toml'}: the recipe cannot be read: No such file")
     _, _, err = zephon("stream", corpus, "--tokenizer", corpus / "tokenizer", *rest)
-    assert err.startswith(f"error: {corpus}: this is a folder")
+    assert err.startswith(f"error: {corpus}: the recipe cannot be read: Is a directory")
     _, _, err = zephon("stream", corpus / "recipe.toml", "--tokenizer", corpus / "nope", *rest)
     assert err.startswith(f"error: tokenizer '{corpus / 'nope'}' does not exist")
 
@@ -327,7 +327,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_known(zephon, corpus, tmp_pa
         "stream", recipe, "--tokenizer", corpus / "tokenizer", "--seq-len", "8", "--microbatch-size", "1"
     )
     assert code == 2
-    assert re.match(r'error: .*recipe.toml: key "sed" .* did you mean "seed"\?\n$', err)
+    assert re.match(r'error: .*recipe.toml: unknown key "sed"\. Did you mean "seed"\?\n$', err)
 
 
 BAD_VERIFIES = {
@@ -475,7 +475,7 @@ def test_plan_draws_the_mixture_and_warns_of_many_passes(zephon, corpus):
     assert lines[2].startswith("b |" + 25 * " ") and lines[2].endswith("0.0% to 50.0%")
     assert re.search(r"^warning: [ab] is gone through [\d.]+ times, more than 2", out, re.MULTILINE)
     assert "warning" not in zephon("plan", *common, "--tokens", "1k")[1]
-    for options, words in (([], "either --tokens or --steps"), (["--tokens", "x"], '"tokens" is "x"')):
+    for options, words in (([], "either --tokens or --steps"), (["--tokens", "x"], 'tokens is "x"')):
         code, _, err = zephon("plan", *common, *options)
         assert code == 2 and words in err and err.count("\n") == 1
 

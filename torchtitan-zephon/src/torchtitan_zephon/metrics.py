@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.observability import structured_logger as sl
 
@@ -23,34 +22,13 @@ def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float
 
     See `zephon.loader.loader_metrics`; the wait is per step, of the rank that waited longest over all steps.
     """
-    now, mixture = loader.progress, loader.mixture()
-    sources = list(mixture.values())
-    used = np.broadcast_to(now.tokens, len(sources))
-    steps = max(1, round((now.batches - since.batches) / loader.batches_per_step))
-    wait, places, padding = now.wait - since.wait, now.places - since.places, now.padding - since.padding
-    read = [[part.rows, part.skipped, part.failed] for part in sources]
-    # Peers of a data-parallel rank count the same: shares are right as they are, counts are divided.
-    sums, maxima = sums_and_maxima(
-        [wait, places, padding, 1.0, *used, *(count for counts in zip(*read, strict=True) for count in counts)]
-    )
-    _, places, padding, ranks, *counts = sums.tolist()
-    used, rows, skipped, failed = np.array(counts).reshape(4, -1) * loader.dp_degree / ranks
-    return face.loader_metrics(
-        Progress(batches=steps, wait=float(maxima[0]), places=round(places), padding=round(padding)),
-        Progress(),
-        cursor=loader.cursor,
-        mixture={
-            name: replace(
-                part,
-                achieved=float(used[i] / max(1, used.sum())),
-                tokens=round(used[i]),
-                rows=round(rows[i]),
-                skipped=round(skipped[i]),
-                failed=round(failed[i]),
-            )
-            for i, (name, part) in enumerate(mixture.items())
-        },
-    )
+    mixture = loader.mixture()
+    sums, maxima = sums_and_maxima([1.0, *loader.progress.counts(since, mixture)])
+    # Ranks that share a data-parallel place count the same.
+    counts = sums[1:] * loader.dp_degree / sums[0]
+    counts[0] = max(1, round((loader.progress.batches - since.batches) / loader.batches_per_step))
+    counts[1] = maxima[2]
+    return face.loader_metrics(counts, {name: part.target for name, part in mixture.items()}, loader.cursor)
 
 
 class ZephonMetricsProcessor(MetricsProcessor):

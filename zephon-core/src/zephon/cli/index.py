@@ -33,11 +33,11 @@ def index(target: str, *, text_field: str | None, fmt: str | None, cache_dir: Pa
             raise RecipeError(f"{target} is a recipe, which says itself what --text-field and --fmt would say.")
         recipe = DataRecipe.from_toml(target)
         datasets = [Dataset.from_path(s.name, s.path, s.fmt, s.text_field or recipe.text_field) for s in recipe.sources]
-        cache_dir = cache_dir or recipe.cache_dir
+        cache_dir = cache_dir or (Path(recipe.cache_dir) if recipe.cache_dir else None)
         skips = recipe.on_error != "raise"
     else:
         datasets, skips = [Dataset.from_path(target, target, fmt, text_field)], False
-    folder = CacheOptions(dir=cache_dir).index_dir
+    folder = CacheOptions(dir=str(cache_dir) if cache_dir else None).index_dir
     assert folder is not None
     rows = [_scan(dataset, folder, jobs, skips) for dataset in datasets]
     console = make_console()

@@ -96,9 +96,9 @@ def plan(
 
 
 def _tokens_of(text: str) -> int:
-    from zephon.config.checks import Count, checked
+    from zephon.config.keys import Count, check
 
-    number: int = checked(Count(), text, "tokens", "zephon plan")
+    number: int = check(Count, text, "zephon plan: tokens")
     if not number:
         raise RecipeError("zephon plan is asked for a run of 0 tokens; a number above 0 is needed.")
     return number

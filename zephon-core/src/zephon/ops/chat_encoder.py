@@ -37,8 +37,7 @@ from zephon.ops.chat_template import ChatTemplate, TemplateFailure
 from zephon.ops.chat_traced import merged, without
 from zephon.ops.chat_traced import said as said_text
 from zephon.ops.documents import Documents, shortened, split_up
-from zephon.ops.expression import missing_column
-from zephon.ops.rows import Rows
+from zephon.ops.rows import Rows, missing_column
 from zephon.ops.tokenize import add_special_tokens
 from zephon.tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_template_file
 from zephon.tokenizer.tokenizer import Tokenizer

@@ -226,7 +226,7 @@ class DocumentWorker:
             failed=frozenset(np.flatnonzero(fate == 2).tolist()),
         )
 
-    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception) -> NoReturn:
+    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception | None) -> NoReturn:
         """A row that cannot be used, where that ends the run."""
         raise self._told(block, RowFailure(place, operator, reason)) from error
 

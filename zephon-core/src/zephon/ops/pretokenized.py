@@ -17,8 +17,7 @@ from zephon.columns.records import ragged_take
 from zephon.config.options import check_workers
 from zephon.errors import PipelineError
 from zephon.ops.documents import Documents, column_type_error, shortened, split_up
-from zephon.ops.expression import missing_column
-from zephon.ops.rows import Rows, check_names
+from zephon.ops.rows import Rows, check_names, missing_column
 from zephon.ops.tokenize import add_special_tokens, check_limit
 from zephon.tokenizer.tokenizer import Tokenizer
 

@@ -15,8 +15,7 @@ from zephon.columns.arrow import byte_lengths, int64_array, mask_of, one_chunk
 from zephon.config.options import check_workers
 from zephon.errors import PipelineError
 from zephon.ops.documents import Documents, column_type_error, shortened, split_up
-from zephon.ops.expression import missing_column
-from zephon.ops.rows import Rows, check_names, text_or_faults
+from zephon.ops.rows import Rows, check_names, missing_column, text_or_faults
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["TextEncoder", "Tokenize", "add_special_tokens"]

@@ -9,7 +9,7 @@ import numpy as np
 
 from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
-from zephon.engine.lane import Totals
+from zephon.engine.totals import Totals
 from zephon.ops.base import PackCounts
 from zephon.run.compile import Compiled
 
@@ -209,12 +209,28 @@ class Progress:
         self.padding += places - int(tokens.sum())
         self.tokens = self.tokens + tokens
 
+    def counts(self, since: Progress, mixture: Mapping[str, Mixture]) -> np.ndarray:
+        """float64[4 + 3 * n_datasets], for `loader_metrics`, to be added up over ranks.
 
-def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapping[str, Mixture]) -> dict[str, float]:
-    """Metrics of the time since `since`, and the place of the run.
+        Batches, seconds of wait, places and padding since then; by dataset, since the loader was built, tokens used,
+        rows skipped and rows failed.
+        """
+        used = np.broadcast_to(self.tokens, len(mixture))
+        by_dataset = [(tokens, part.skipped, part.failed) for tokens, part in zip(used, mixture.values(), strict=True)]
+        progress = (
+            self.batches - since.batches,
+            self.wait - since.wait,
+            self.places - since.places,
+            self.padding - since.padding,
+        )
+        return np.concatenate([progress, np.array(by_dataset).reshape(-1)]).astype(np.float64)
+
+
+def loader_metrics(counts: np.ndarray, targets: Mapping[str, float], cursor: int) -> dict[str, float]:
+    """Metrics of a training loop.
 
     zephon/data_wait(s)
-        Mean time that the trainer waited for each of `batches`, which an integration may set to the steps instead.
+        Mean time that the trainer waited for each of the batches, which an integration may set to the steps instead.
     zephon/padding(%)
         Share of places that hold no real token.
     zephon/cursor
@@ -224,17 +240,24 @@ def loader_metrics(now: Progress, since: Progress, *, cursor: int, mixture: Mapp
     zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
         Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
         are included.
+
+    Args:
+        counts: sum of `Progress.counts` over the ranks that read different data.
+        targets: wanted share of tokens by dataset name.
+        cursor: records that all ranks have used since the start of the run.
     """
-    batches, places = now.batches - since.batches, now.places - since.places
+    batches, wait, places, padding = counts[:4].tolist()
+    by_dataset = counts[4:].reshape(-1, 3)
+    total = max(1.0, float(by_dataset[:, 0].sum()))
     metrics = {
-        "zephon/data_wait(s)": (now.wait - since.wait) / max(1, batches),
-        "zephon/padding(%)": 100 * (now.padding - since.padding) / max(1, places),
+        "zephon/data_wait(s)": wait / max(1, batches),
+        "zephon/padding(%)": 100 * padding / max(1, places),
         "zephon/cursor": float(cursor),
     }
-    for name, part in mixture.items():
-        metrics[f"zephon/tokens/{name}"] = float(part.tokens)
-        metrics[f"zephon/mixture/{name}"] = part.achieved
-        metrics[f"zephon/mixture_target/{name}"] = part.target
-        metrics[f"zephon/skipped_rows/{name}"] = float(part.skipped)
-        metrics[f"zephon/failed_rows/{name}"] = float(part.failed)
+    for (name, target), (tokens, skipped, failed) in zip(targets.items(), by_dataset.tolist(), strict=True):
+        metrics[f"zephon/tokens/{name}"] = tokens
+        metrics[f"zephon/mixture/{name}"] = tokens / total
+        metrics[f"zephon/mixture_target/{name}"] = target
+        metrics[f"zephon/skipped_rows/{name}"] = skipped
+        metrics[f"zephon/failed_rows/{name}"] = failed
     return metrics

@@ -24,7 +24,8 @@ import pyarrow.json
 
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.data.columns import common_types, has_column, missing_column, physical_columns, template_of
+from zephon.columns.template import template_of
+from zephon.data.columns import common_types, has_column, missing_column, physical_columns
 from zephon.data.formats.base import Format, Group, Reader, Shard, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile

@@ -25,7 +25,8 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.damage import Damaged
-from zephon.data.columns import missing_column, physical_columns, template_of
+from zephon.columns.template import template_of
+from zephon.data.columns import missing_column, physical_columns
 from zephon.data.formats import base
 from zephon.data.formats.base import (
     Format,

@@ -5,8 +5,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zephon.ops.probe import Sample, probe
-from zephon.ops.rows import Filter, MapBatches, MapTransform, Rows, TextTemplate, apply_all
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform
+from zephon.ops.rows import Rows, apply_all
+from zephon.ops.text import TextTemplate
+from zephon.ops.trial import Sample, probe
 
 plain = st.one_of(
     st.none(),
