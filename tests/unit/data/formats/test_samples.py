@@ -114,8 +114,8 @@ def shard(folder: Path, name: str, *texts: str) -> None:
     (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
 
 
-def litdata_index(folder: Path, *names: str) -> None:
-    config = {"data_format": ["str"], "data_spec": None, "item_loader": "PyTreeLoader"}
+def litdata_index(folder: Path, *names: str, **options) -> None:
+    config = {"data_format": ["str"], "data_spec": None, "item_loader": "PyTreeLoader", **options}
     (folder / "index.json").write_text(json.dumps({"chunks": [{"filename": n} for n in names], "config": config}))
 
 
@@ -146,6 +146,16 @@ def test_the_index_of_litdata_decides_which_chunks_are_read(tmp_path):
         (tmp_path / "a/index.json").write_text(json.dumps(broken if broken == [] else {**told, **broken}))
         with pytest.raises(DataError, match=r"a/index.json' is no index of LitData, or damaged"):
             opened(tmp_path)
+
+
+def test_litdata_refuses_encrypted_chunks_and_arrays_of_several_dimensions(tmp_path):
+    chunk(tmp_path, "chunk-0-0.bin", "a")
+    litdata_index(tmp_path, "chunk-0-0.bin", encryption={"level": "chunk"})
+    with pytest.raises(DataError, match="are encrypted, and cannot be read"):
+        opened(tmp_path)
+    litdata_index(tmp_path, "chunk-0-0.bin", data_format=["numpy:1"])
+    with pytest.raises(DataError, match="column 'value' of .* is stored as numpy, which is not read"):
+        opened(tmp_path, "value", is_text=False).take(np.arange(1))
 
 
 def test_the_index_of_mds_shards_decides_where_there_is_one(tmp_path):

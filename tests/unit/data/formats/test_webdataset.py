@@ -105,3 +105,13 @@ def test_joined_archives_are_read_where_tar_joined_them_and_else_refused(tmp_pat
     one.write_bytes(archive(0, 3) + archive(3, 3))
     with pytest.raises(DataError, match="must be written as one or as files of their own"):
         opened(folder, "txt")
+
+
+def test_sparse_members_are_refused(tmp_path):
+    data = bytearray(archive(0, 3))
+    header = tarfile.TarInfo.frombuf(bytes(data[1024:1536]), "utf-8", "strict")
+    header.type = tarfile.GNUTYPE_SPARSE
+    data[1024:1536] = header.tobuf(tarfile.GNU_FORMAT)
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(DataError, match="the member at byte 1024 is stored as a sparse file"):
+        opened(tmp_path, "txt")
