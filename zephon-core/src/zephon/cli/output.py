@@ -1,11 +1,12 @@
-"""Output of the command: results on stdout, progress on stderr, plain lines wherever nobody looks at a terminal."""
+"""Output of the command: results on stdout, progress on stderr, plain lines wherever the output is no terminal."""
 
 from __future__ import annotations
 
-import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -17,7 +18,7 @@ from rich.text import Text
 
 from zephon.errors import DataError
 
-__all__ = ["LiveLine", "ResultFile", "make_console", "print_table", "printable"]
+__all__ = ["LiveLine", "count", "make_console", "percent", "plural", "print_table", "printable", "writing"]
 
 _PIPE_WIDTH = 1000
 _TERMINAL_SECONDS = 0.1
@@ -25,7 +26,7 @@ _PIPE_SECONDS = 5.0
 
 
 def make_console(*, stderr: bool = False) -> Console:
-    """A console on what is stdout or stderr now. What it prints is data: no markup, no emoji, nothing highlighted."""
+    """A console on the present stdout or stderr. What it prints is data: no markup, no emoji, nothing highlighted."""
     stream = sys.stderr if stderr else sys.stdout
     for each in (sys.stdout, sys.stderr):
         # Decoded text may hold what the encoding of this stream does not.
@@ -42,7 +43,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def print_table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
-    """A table of text; `right` has an "r" at the place of each column that is flush right."""
+    """Print a table of text; `right` has an "r" at the place of each column that is flush right."""
     terminal = console.is_terminal
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
@@ -59,14 +60,14 @@ def print_table(console: Console, columns: Sequence[str], rows: Iterable[Sequenc
 
 
 class LiveLine:
-    """One line about what is going on: rewritten in place on a terminal, else printed now and then.
+    """One line of progress: rewritten in place on a terminal, else printed every few seconds.
 
     Args:
-        make: gives the line; called only when it is shown.
+        line: gives the line; called only when it is shown.
     """
 
-    def __init__(self, make: Callable[[], str]) -> None:
-        self._make = make
+    def __init__(self, line: Callable[[], str]) -> None:
+        self._line = line
         self._console = make_console(stderr=True)
         terminal = self._console.is_terminal
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if terminal else None
@@ -89,11 +90,24 @@ class LiveLine:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._every
-            text = Text(self._make(), no_wrap=True, overflow="ellipsis")
+            text = Text(self._line(), no_wrap=True, overflow="ellipsis")
             if self._live:
                 self._live.update(text, refresh=True)
             else:
                 self._console.print(text)
+
+
+@contextmanager
+def writing(path: Path, what: str) -> Iterator[None]:
+    """Turn errors of the operating system into a refusal that names the file."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DataError(
+            f"{path}: the {what} cannot be written: {error.strerror or error}; name another path."
+        ) from None
 
 
 def printable(text: str, *, lines: bool = False) -> str:
@@ -102,38 +116,20 @@ def printable(text: str, *, lines: bool = False) -> str:
     return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-class ResultFile:
-    """A text file for results, made line by line.
+def count(number: float) -> str:
+    """A number of things, short: 950, 12.3k, 4.56M, 7.89G."""
+    for unit in ("", "k", "M", "G"):
+        if number < 999.5:
+            return f"{number:.0f}" if not unit else f"{number:.3g}{unit}"
+        number /= 1000
+    return f"{number:,.0f}T"
 
-    Raises:
-        DataError: it cannot be written.
-    """
 
-    def __init__(self, path: str | os.PathLike[str], what: str) -> None:
-        self._path, self._what = path, what
-        try:
-            self._file = open(path, "w", encoding="utf-8")  # noqa: SIM115
-        except OSError as error:
-            raise self._refusal(error) from None
+def percent(share: float) -> str:
+    """A share of one."""
+    return f"{share:.1%}"
 
-    def write(self, text: str) -> None:
-        """Append `text`."""
-        try:
-            self._file.write(text)
-        except OSError as error:
-            raise self._refusal(error) from None
 
-    def close(self) -> None:
-        """Write what is left and close."""
-        try:
-            self._file.close()
-        except OSError as error:
-            raise self._refusal(error) from None
-
-    def _refusal(self, error: OSError) -> Exception:
-        if isinstance(error, BrokenPipeError):
-            return error
-        return DataError(
-            f"{os.fspath(self._path)}: the {self._what} cannot be written here: {error.strerror or error}; "
-            "name another file."
-        )
+def plural(number: int, noun: str) -> str:
+    """A number of things."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
