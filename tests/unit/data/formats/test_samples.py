@@ -154,7 +154,7 @@ def test_litdata_refuses_encrypted_chunks_and_arrays_of_several_dimensions(tmp_p
     with pytest.raises(DataError, match="are encrypted, and cannot be read"):
         opened(tmp_path)
     litdata_index(tmp_path, "chunk-0-0.bin", data_format=["numpy:1"])
-    with pytest.raises(DataError, match="column 'value' of .* is stored as numpy, which is not read"):
+    with pytest.raises(DataError, match=r"column 'value' of .* is stored as numpy, which is not read"):
         opened(tmp_path, "value", is_text=False).take(np.arange(1))
 
 

@@ -47,6 +47,8 @@ __all__ = ["KEY", "WebDataset"]
 KEY = "__key__"
 
 _BLOCK = tarfile.BLOCKSIZE
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_PLAIN = (tarfile.REGTYPE, *_EXTENDED)
 _OCTAL = re.compile(rb"[0-7]+")
 # Names and extended headers are a few hundred bytes; more is no archive.
 _MAX_HEADER_BYTES = 1 << 20
@@ -155,14 +157,14 @@ class _Header(tarfile.TarInfo):
         digits, noted = buf[124:136].strip(b" \0"), buf[148:156].strip(b" \0")
         # The checksum counts itself as spaces.
         total = sum(buf) - sum(buf[148:156]) + 8 * ord(" ")
-        if _OCTAL.fullmatch(digits) and _OCTAL.fullmatch(noted) and int(noted, 8) == total:
+        is_plain = buf[156:157] in _PLAIN and _OCTAL.fullmatch(digits) and _OCTAL.fullmatch(noted)
+        if is_plain and int(noted, 8) == total:
             name = buf[:100].partition(b"\0")[0]
             if buf[257:263] == b"ustar\0" and buf[345]:
                 name = buf[345:500].partition(b"\0")[0] + b"/" + name
-            if buf[156:157] != b"\0" or not name.endswith(b"/"):  # else a folder of old archives
-                header = cls(name.decode(encoding, errors))
-                header.size, header.type = int(digits, 8), bytes(buf[156:157])
-                return header
+            header = cls(name.decode(encoding, errors))
+            header.size, header.type = int(digits, 8), bytes(buf[156:157])
+            return header
         return super().frombuf(buf, encoding, errors)
 
 
@@ -220,7 +222,7 @@ class _Archive:
             block = self._headers[at : at + _BLOCK]
             self.digest.update(block)
             at += _BLOCK
-            if bytes(block[156:157]) in (b"x", b"g", b"L", b"K"):
+            if bytes(block[156:157]) in _EXTENDED:
                 size = tarfile.nti(block[124:136])  # type: ignore[attr-defined]
                 self.digest.update(self._headers[at : at + size])
                 at += -(-size // _BLOCK) * _BLOCK
