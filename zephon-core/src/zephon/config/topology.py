@@ -94,7 +94,8 @@ class Topology:
         groups = _positive("dp_degree", self.dp_degree)
         if check(Whole, self.dp_group_id, "dp_group_id", TopologyError) >= groups:
             raise TopologyError(
-                f"dp_group_id is {self.dp_group_id} with dp_degree {groups}; expected an integer from 0 to {groups - 1}."
+                f"dp_group_id is {self.dp_group_id} with dp_degree {groups}; expected an integer from 0 to "
+                f"{groups - 1}."
             )
         if lanes % groups:
             multiples = [groups * k for k in range(1, lanes // groups + 3)]
