@@ -135,16 +135,15 @@ def expectation(kind: Any) -> str:
 # Declarations
 
 
-def key(default: Any = MISSING, doc: str = "", *, decides_data: bool = True, kw_only: Any = MISSING) -> Any:
+def key(default: Any = MISSING, doc: str = "", *, decides_data: bool = True) -> Any:
     """The field of a key.
 
     Args:
         default: the value where the key is not given, which None stands for; a key without it has to be given.
         doc: what the key means.
         decides_data: whether another value gives other records; else the key is about speed, memory or reports.
-        kw_only: as in `dataclasses.field`.
     """
-    return field(default=default, kw_only=kw_only, metadata={"doc": doc, "decides_data": decides_data})
+    return field(default=default, metadata={"doc": doc, "decides_data": decides_data})
 
 
 @dataclass(frozen=True)
