@@ -229,7 +229,7 @@ def test_wrong_options_are_refused_before_the_first_batch(tiny_tokenizer, option
         (lambda p, t: p.pack_flat(8).tokenize(t).batch(1), "must come as tokenize, pack_flat"),
         (lambda p, t: p.tokenize(t).pack_flat(8).pack_flat(8).batch(1), "pack_flat twice"),
         (lambda p, t: p.tokenize(t).pack_flat(0), "max_length is 0"),
-        (lambda p, t: p.tokenize(t).pack_flat(8, "tetris"), "algorithm is 'tetris'"),
+        (lambda p, t: p.tokenize(t).pack_flat(8, "tetris"), 'algorithm is "tetris"'),
         (lambda p, t: p.shuffle(0), "buffer_size is 0"),
         (lambda p, t: p.batch(2.5), "microbatch_size is 2.5"),
         (lambda p, t: p.tokenize(t, field=""), "field is ''"),

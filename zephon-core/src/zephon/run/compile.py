@@ -34,7 +34,7 @@ from zephon.ops.pack import PackFlat
 from zephon.ops.rows import RowOperator
 from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
-from zephon.ops.trial import Finding, Sample, check_operators
+from zephon.ops.trial import Sample, check_operators
 from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import describe_growth, fingerprint_of
 from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
@@ -82,7 +82,7 @@ class Compiled:
     plan: Plan
     info: BatchInfo
     needs: tuple[Needs, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -198,7 +198,7 @@ def compile_pipeline(
         return DocumentWorker(chains, encoders, names, locate, faults)
 
     whole = worker(inputs.chains)
-    findings: tuple[Finding, ...] = ()
+    findings: tuple[str, ...] = ()
     if operators.rows:
         everywhere = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
         findings = check_operators(whole, names, samples, faults, compare=options.check_operators, sent_for=everywhere)
