@@ -135,6 +135,21 @@ class TokenBlock:
             begin=None if self.begin is None else self.begin[first:],
         )
 
+    def take(self, docs: np.ndarray) -> TokenBlock:
+        """Some of the documents, int64[m], in their order."""
+        items, offsets = ragged_take(self.offsets, docs)
+        return replace(
+            self,
+            tokens=self.tokens[items],
+            offsets=offsets,
+            dataset=self.dataset[docs],
+            row=self.row[docs],
+            position=self.position[docs],
+            begin=None if self.begin is None else self.begin[docs],
+            loss=None if self.loss is None else self.loss[items],
+            positions=None if self.positions is None else self.positions[items],
+        )
+
 
 @dataclass(slots=True)
 class RecordBlock:

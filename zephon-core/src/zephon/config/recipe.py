@@ -167,16 +167,16 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
         object.__setattr__(self, "schedule", stages)
         if not sources:
             raise RecipeError("sources is missing; add a [[sources]] table with name and path for each dataset.")
-        names: list[str] = []
+        names: dict[str, int] = {}
         for nth, source in enumerate(sources, start=1):
             if not isinstance(source, SourceRecipe):
                 raise RecipeError(f"source {nth} is {seen(source)}; expected a SourceRecipe.")
             if source.name in names:
                 raise RecipeError(
-                    f"source {nth} has the name {quote(source.name)}, which source {names.index(source.name) + 1} has "
-                    "too; expected a name of its own for each source."
+                    f"source {nth} has the name {quote(source.name)}, which source {names[source.name]} has too; "
+                    "expected a name of its own for each source."
                 )
-            names.append(source.name)
+            names[source.name] = nth
             if stages and source.weight != 1.0:
                 raise RecipeError(
                     f"source {quote(source.name)} has the weight {source.weight:g}, and the schedule has the mixture; "
@@ -184,7 +184,7 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
                 )
         check_weights({source.name: source.weight for source in sources})
         if stages:
-            check_schedule(stages, names)
+            check_schedule(stages, list(names))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
@@ -200,12 +200,13 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
             raise RecipeError(f"the recipe is {seen(path)}; expected the path of a TOML file.")
         where = os.fspath(path)
         try:
-            with open(where, encoding="utf-8-sig") as file:  # editors on Windows put a byte order mark in front
-                data = tomllib.loads(file.read())
+            with open(where, "rb") as file:
+                data = tomllib.loads(file.read().decode("utf-8-sig"))  # Windows editors write a byte order mark
         except OSError as error:
             raise RecipeError(f"{where}: the recipe cannot be read: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise RecipeError(f"{where}: the file is not UTF-8 text; expected a recipe in TOML.") from None
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise RecipeError(f"{where}, line {line}: this is not UTF-8 text; expected a recipe in TOML.") from None
         except ValueError as error:
             raise RecipeError(f"{where}: the file is not valid TOML: {error}.") from None
         return cls.from_dict(data, base=os.path.dirname(os.path.abspath(where)), where=where)

@@ -1,5 +1,7 @@
 """A named collection of documents, on storage or in memory, that is not open yet."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,7 +73,7 @@ class Dataset:
         text_field: str | None = None,
         *,
         group: str | None = None,
-    ) -> "Dataset":
+    ) -> Dataset:
         """A file, a folder with all files below it, or a glob, here or in a store (``s3://``, ``hf://``, ...).
 
         Shards are sorted by their path relative to the folder. Names that start with ``.`` or ``_`` are skipped.
@@ -91,7 +93,7 @@ class Dataset:
         text_field: str | None = None,
         *,
         group: str | None = None,
-    ) -> "Dataset":
+    ) -> Dataset:
         """Documents in memory, ``{"text": ["one", "two"]}``; all columns have the same length."""
         if isinstance(columns, Mapping):
             for column, values in columns.items():
@@ -109,13 +111,15 @@ class Dataset:
     @classmethod
     def from_table(
         cls, name: str, table: pa.Table, text_field: str | None = None, *, group: str | None = None
-    ) -> "Dataset":
+    ) -> Dataset:
         """An Arrow table in memory."""
         if not isinstance(table, pa.Table):
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
         return cls(name, None, None, text_field, table, group)
 
-    def columns(self, index_dir: Path | None = None, *, skips: bool = False) -> dict[str, str | None]:
+    def columns(
+        self, index_dir: Path | None = None, *, skips: bool = False, spans: Spans | None = None
+    ) -> dict[str, str | None]:
         """The columns of the first file, by name, before anything is opened.
 
         JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
@@ -124,6 +128,7 @@ class Dataset:
         Args:
             index_dir: as for `open`; ranks of a job list a store once with it.
             skips: pass over what is damaged: bad rows, and files of which nothing can be read.
+            spans: fetches, and keeps, what lies in stores.
 
         Raises:
             DataError: nothing at the path, or a damaged file.
@@ -131,11 +136,11 @@ class Dataset:
         if self.table is not None:
             return dict.fromkeys(self.table.column_names)
         with self._listed(index_dir) as (found, path):
-            fmt, listing = select_format(found, self.fmt, path)
+            fmt, listing = select_format(found, self.fmt, path, spans)
         first: Damaged | None = None
         for number in range(len(listing.names)):
             try:
-                return fmt.columns_of(listing.file(number))
+                return fmt.columns_of(listing.file(number, spans))
             except Damaged as error:
                 if not skips:
                     raise
