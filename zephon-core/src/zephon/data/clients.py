@@ -17,7 +17,7 @@ __all__ = ["FsspecStore", "ObjectStore", "check_length", "new_store"]
 
 # A short patience, for a process cannot end meanwhile; the long one is that of `attempt`.
 OBSTORE_RETRY: dict[str, Any] = {
-    "retry_timeout": timedelta(seconds=10),
+    "retry_timeout": timedelta(seconds=20),
     "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_SECONDS)},
 }
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "content_hash", "md5Hash", "checksum", "mtime", "LastModified", "modified")
