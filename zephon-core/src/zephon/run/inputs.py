@@ -58,7 +58,7 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
     cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
     needs = tuple(
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips)
+        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips, spans)
         for dataset, chain in zip(source.datasets, chains, strict=True)
     )
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
@@ -83,12 +83,11 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
         fetch = Fetcher(datasets, [need.columns for need in needs])
         probed = [probe(chain, fetch.samples(d), source.names[d]) for d, chain in enumerate(chains)]
         tokenizer = loading.result()
-    for each in probed:
-        if each.warning:
-            _log.warning("%s", each.warning)
-    return Inputs(
-        datasets, needs, [list(each.operators) for each in probed], [each.sample for each in probed], fetch, tokenizer
-    )
+    for _, _, warning in probed:
+        if warning:
+            _log.warning("%s", warning)
+    chains, samples = [list(operators) for operators, _, _ in probed], [sample for _, sample, _ in probed]
+    return Inputs(datasets, needs, chains, samples, fetch, tokenizer)
 
 
 def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
