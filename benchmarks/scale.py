@@ -23,7 +23,7 @@ from zephon.curriculum.mixture import Curriculum
 from zephon.curriculum.order import DatasetOrder, OrderOptions
 from zephon.data import sidecar
 from zephon.data.catalog import Catalog
-from zephon.data.formats import FORMATS
+from zephon.data.formats.registry import formats
 
 SHARDS, GROUPS, GROUP_ROWS = 1_000_000, 10, 1010
 PROGRAM = "import sys; from benchmarks.scale import measure; measure(sys.argv[1])"
@@ -79,7 +79,7 @@ def measure(index: str) -> None:
     table = sidecar.load(Path(index))
     assert table is not None
     report("index read")
-    catalog = Catalog.from_shards("crawl", FORMATS["parquet"], table)
+    catalog = Catalog.from_shards("crawl", formats()["parquet"], table)
     del table
     report(f"catalog of {catalog.rows:,} rows")
     catalog.fingerprint  # noqa: B018

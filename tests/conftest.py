@@ -93,5 +93,8 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Retries come at once, and give up soon."""
-    monkeypatch.setattr("zephon.data.stores.base._FIRST_WAIT", 0.002)
-    monkeypatch.setattr("zephon.data.stores.base._LONGEST_WAIT", 0.05)
+    monkeypatch.setattr("zephon.data.store.FIRST_WAIT_SECONDS", 0.002)
+    monkeypatch.setattr("zephon.data.store.LONGEST_WAIT_SECONDS", 0.05)
+    monkeypatch.setattr("zephon.data.store.FIRST_DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("zephon.data.clients.OBSTORE_RETRY", {"max_retries": 0})
+    monkeypatch.setattr("zephon.data.store._stores", {})

@@ -26,7 +26,7 @@ def cloud(request, monkeypatch) -> Iterator[tuple[str, Bucket]]:
     with bucket.server:
         for key, value in bucket.environment.items():
             monkeypatch.setenv(key, value)
-        monkeypatch.setattr("zephon.data.stores._stores", {})
+        monkeypatch.setattr("zephon.data.store._stores", {})
         yield f"{request.param}://corpus", bucket
 
 
@@ -78,7 +78,6 @@ def test_a_run_is_the_local_one_and_reads_little_more_than_its_column(cloud, cor
 
 @pytest.mark.usefixtures("impatient")
 def test_a_run_is_the_local_one_whatever_passing_faults_it_meets(cloud, corpus, tiny_tokenizer, monkeypatch):
-    monkeypatch.setattr("zephon.data.stores.objects._THROTTLED_FOR", 0.02)
     local, remote = corpus
     faults = {
         "latency": web.slow(0.01),
@@ -108,7 +107,7 @@ def test_a_run_is_the_local_one_whatever_passing_faults_it_meets(cloud, corpus, 
     ],
 )
 def test_a_fault_that_lasts_is_a_sentence(cloud, corpus, monkeypatch, fault, sentence):
-    monkeypatch.setattr("zephon.data.stores.base.DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("zephon.data.store.DEADLINE_SECONDS", 0.1)
     dataset = Dataset.from_path("d", corpus[1]).open(["text"], size_column="text", cache=DecodeCache(0))
     cloud[1].server.fault = web.on(lambda request: request.is_data, fault)
     with pytest.raises(DataError, match=sentence) as caught:
@@ -127,7 +126,7 @@ def test_an_object_that_has_changed_is_named(cloud):
 
 def test_keys_that_azure_does_not_know_are_a_sentence(monkeypatch):
     with Azure().server as server:
-        monkeypatch.setattr("zephon.data.stores._stores", {})
+        monkeypatch.setattr("zephon.data.store._stores", {})
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server.url)
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")

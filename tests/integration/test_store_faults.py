@@ -180,7 +180,6 @@ def disturbed(corpora, s3, fmt: str, moment: str, tokenizer, fault: web.Fault, e
 def test_all_faults_that_pass_one_after_another_leave_the_stream_as_it_is(
     corpora, s3, undisturbed, tiny_tokenizer, monkeypatch, fmt, moment
 ):
-    monkeypatch.setattr("zephon.data.stores.objects._THROTTLED_FOR", 0.01)  # so that both ways to ask meet them
     met: dict[str, int] = {}
     spoilt = web.in_turn(FAULTS, met)
     digests = disturbed(corpora, s3, fmt, moment, tiny_tokenizer, spoilt, lambda: len(met) == len(FAULTS))
@@ -228,7 +227,7 @@ LASTING = {
 @pytest.mark.parametrize("fmt", FEW)
 @pytest.mark.parametrize("name", LASTING)
 def test_a_fault_that_lasts_stops_the_run_with_a_sentence(corpora, s3, tiny_tokenizer, monkeypatch, name, fmt, moment):
-    monkeypatch.setattr("zephon.data.stores.base.DEADLINE_SECONDS", 0.1)
+    monkeypatch.setattr("zephon.data.store.DEADLINE_SECONDS", 0.1)
     fault, expected = LASTING[name]
     with pytest.raises(DataError, match=expected) as caught:
         disturbed(corpora, s3, fmt, moment, tiny_tokenizer, web.on(lambda request: request.is_data, fault))
@@ -240,7 +239,7 @@ def test_a_fault_that_lasts_stops_the_run_with_a_sentence(corpora, s3, tiny_toke
 def test_a_fault_that_lasts_is_a_sentence_at_any_read_and_never_taken_for_damage(
     corpora, s3, tmp_path, monkeypatch, fmt
 ):
-    monkeypatch.setattr("zephon.data.stores.base.DEADLINE_SECONDS", 0.05)
+    monkeypatch.setattr("zephon.data.store.DEADLINE_SECONDS", 0.05)
     column = COLUMNS[fmt]
 
     def opened(folder: str, index_dir=None):
@@ -292,7 +291,7 @@ def test_credentials_that_are_renewed_in_time_let_the_run_go_on(corpora, s3, und
         return response
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "old-key")
-    monkeypatch.setattr("zephon.data.stores._stores", {})
+    monkeypatch.setattr("zephon.data.store._stores", {})
     assert disturbed(corpora, s3, "parquet", "middle", tiny_tokenizer, only_new) == undisturbed("parquet")
     assert refused
 

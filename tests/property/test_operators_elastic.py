@@ -26,7 +26,8 @@ from support.operator_data import (
 from zephon import Pipeline, merge_checkpoints
 from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ops.rows import MapBatches, MapTransform, Rows
+from zephon.ops.functions import MapBatches, MapTransform
+from zephon.ops.rows import Rows
 from zephon.work import StaticMixtureWorkSource
 
 SETTINGS = few(12)

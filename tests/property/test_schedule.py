@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from support import catalog_of
 from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
-from zephon.curriculum.schedule import SHARE_ONE, check_stages, shares_between, spans_of
+from zephon.curriculum.schedule import SHARE_ONE, shares_between, spans_of
 from zephon.errors import RecipeError
-from zephon.work import Stage
+from zephon.io import Dataset
+from zephon.work import ScheduledMixtureWorkSource, Stage
 
 
 @st.composite
@@ -188,9 +189,9 @@ def test_where_every_dataset_of_a_stage_has_ended_the_next_stage_begins():
     ("stages", "words"),
     [
         ([], "no stages"),
-        ([Stage({"a": 1, "x": 1})], '"x", which is not among'),
+        ([Stage({"a": 1, "x": 1})], '"x", which is no source. The sources are "a", "b".'),
         ([Stage({"a": 1})], "no stage of the schedule gives ['b']"),
-        ([Stage({"a": 1, "b": 1}, start_tokens=5)], "starts at 5 tokens; the first stage must start at 0"),
+        ([Stage({"a": 1, "b": 1}, start_tokens=5)], 'starts at 5 with the change "constant"; expected a start at 0'),
         ([Stage({"a": 1, "b": 1}, change="linear", end_tokens=5)], "there is no mixture before it"),
         ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="cosine")], "no end"),
         ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=9)], "in the order"),
@@ -204,30 +205,30 @@ def test_where_every_dataset_of_a_stage_has_ended_the_next_stage_begins():
             "must not overlap",
         ),
         ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=9)], "the end must be after"),
-        (["later"], "a zephon.work.Stage is needed"),
+        (["later"], "expected a zephon.work.Stage"),
     ],
 )
 def test_stages_that_make_no_schedule_are_refused_in_a_sentence(stages, words):
     with pytest.raises(RecipeError) as caught:
-        check_stages(stages, ["a", "b"])
+        ScheduledMixtureWorkSource([Dataset.from_dict(name, {"text": ["x"]}) for name in "ab"], schedule=stages)
     assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"mixture": {}}, "weights by dataset name"),
-        ({"mixture": {"a": 0, "b": 0.0}}, "add up to 0"),
+        ({"mixture": {}}, "expected a table of weights by source"),
+        ({"mixture": {"a": 0, "b": 0.0}}, "at least one above 0"),
         ({"mixture": {"a": 1e308, "b": 1e308}}, "finite"),
         ({"mixture": {"a": -1}}, "at least 0"),
         ({"mixture": {"a": math.nan}}, "at least 0"),
         ({"mixture": {"a": 10**400}}, "at least 0"),
         ({"mixture": {"a": True}}, "at least 0"),
-        ({"mixture": {"a": 1}, "change": "sudden"}, "'constant', 'linear', 'cosine'"),
+        ({"mixture": {"a": 1}, "change": "sudden"}, 'expected "constant", "linear" or "cosine"'),
         ({"mixture": {"a": 1}, "start_tokens": -1}, "start_tokens"),
-        ({"mixture": {"a": 1}, "start_tokens": 1, "start_steps": 1}, "one of them is enough"),
-        ({"mixture": {"a": 1}, "end_tokens": 4}, "holds until the next one"),
-        ({"mixture": {"a": 1}, "change": "linear", "end_tokens": 4, "end_steps": 4}, "one of them is enough"),
+        ({"mixture": {"a": 1}, "start_tokens": 1, "start_steps": 1}, "remove one of them"),
+        ({"mixture": {"a": 1}, "end_tokens": 4}, "holds until the next stage"),
+        ({"mixture": {"a": 1}, "change": "linear", "end_tokens": 4, "end_steps": 4}, "remove one of them"),
     ],
 )
 def test_a_stage_that_cannot_be_meant_is_refused_in_a_sentence(given, words):

@@ -53,23 +53,6 @@ def step_digests(pipelines, steps: int, global_batch: int) -> list[bytes]:
     ]
 
 
-def setup_of(corpus, **changes):
-    """What `zephon verify` would make of the small corpus of the tests of the command."""
-    from zephon.cli.matrix import Setup
-
-    values = {
-        "recipe": corpus / "recipe.toml",
-        "tokenizer": str(corpus / "tokenizer"),
-        "seq_len": 32,
-        "global_batch": 8,
-        "lanes": 8,
-        "microbatch_size": 2,
-        "runner": None,
-        "finite": False,
-    }
-    return Setup(**{**values, **changes})
-
-
 def block_of(lengths, first, chunk=0):
     """Document i is the tokens i * 1000, i * 1000 + 1, ..., at row 10 * i and position i of its chunk."""
     index = np.arange(first, first + len(lengths), dtype=np.int64)

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -43,3 +44,7 @@ def open_path(path: Path, columns: Sequence[str] = ("text",), *, cache_bytes: in
     index_dir = options.pop("index_dir", None)
     dataset = Dataset.from_path("corpus", path, **options)
     return dataset.open(columns, size_column="text", cache=DecodeCache(cache_bytes), index_dir=index_dir)
+
+
+def texts_of(dataset: OpenDataset, column: str = "text") -> list[str | None]:
+    return dataset.take(np.arange(dataset.catalog.rows))[column].to_pylist()

@@ -1,8 +1,54 @@
-"""Operators of a user's own, as tests use them: some that keep the rules, some that break each of them."""
+"""Operators of a user's own, as tests use them, some of which break the rules, and small pipelines around them."""
+
+import numpy as np
+import pyarrow as pa
 
 from zephon.columns.arrow import column_of
-from zephon.ops.rows import Operator
+from zephon.io import Dataset
+from zephon.ops.functions import Operator
+from zephon.ops.rows import Rows
 from zephon.ops.stateful import Stateful
+from zephon.tokenizer.tokenizer import load_tokenizer
+from zephon.work import StaticMixtureWorkSource
+
+
+def applied(operator, table, skips=True):
+    """What an operator makes of a table: rows left, and faults."""
+    rows = Rows(table, np.arange(table.num_rows), skips)
+    operator.apply(rows)
+    return rows
+
+
+def numbered(count=400, **columns):
+    return {"text": [f"document {n} of some words" for n in range(count)], "number": list(range(count)), **columns}
+
+
+def source_of(columns=None, count=200, **changes):
+    table = columns if isinstance(columns, pa.Table) else pa.table(columns or numbered(count))
+    values = {"datasets": [Dataset.from_table("web", table)], "chunk_size": 30, "seed": 1, **changes}
+    return StaticMixtureWorkSource(**values)
+
+
+def finished(pipeline, tokenizer, buffer=None, **options):
+    """A pipeline of row operators, with all that comes after them."""
+    pipeline = pipeline.options(**{"runner": "inline", "canonical_replicas": 2, **options})
+    pipeline = pipeline.tokenize(tokenizer).pack_flat(31)
+    return (pipeline.shuffle(buffer) if buffer else pipeline).batch(2)
+
+
+def texts_of(pipeline, tokenizer, batches=120):
+    """The documents in the stream of two lanes, put together again from what the records hold."""
+    decoder = load_tokenizer(tokenizer)
+    lanes = {0: [], 1: []}
+    for batch, _ in zip(pipeline, range(batches), strict=False):
+        for number, record in zip(batch.sequence_numbers.tolist(), batch.tokens, strict=True):
+            lanes[number % 2].append(record)
+    out = set()
+    for records in lanes.values():
+        tokens = np.concatenate(records)
+        ends = np.flatnonzero(tokens == decoder.eos_id)
+        out |= {decoder.decode(part[1:-1]) for part in np.split(tokens, ends + 1)[:-1]}
+    return out
 
 
 def shout(row):
@@ -21,6 +67,9 @@ def reversed_texts(table):
 def every_other(table):
     """Drops by content, and keeps the place of each row."""
     return table.filter(column_of([number % 2 == 0 for number in table.column("number").to_pylist()]))
+
+
+LAMBDAS = [lambda row: row["number"] > 1, lambda row: row["number"] < 1]
 
 
 def fails_on_sevens(row):

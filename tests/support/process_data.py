@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from support.operator_data import Doubled
-from zephon.ops.rows import Operator
+from zephon.ops.functions import Operator
 
 
 def children_of(pid):

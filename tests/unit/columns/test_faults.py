@@ -221,9 +221,9 @@ class TestReport:
     def test_recipes_say_where_it_goes(self, tmp_path):
         text = 'on_error = "quarantine"\n{}[[sources]]\nname = "a"\npath = "data"\n'
         (tmp_path / "good.toml").write_text(text.format('error_report = "faults"\n'))
-        assert DataRecipe.from_toml(tmp_path / "good.toml").error_report == tmp_path / "faults"
+        assert DataRecipe.from_toml(tmp_path / "good.toml").error_report == str(tmp_path / "faults")
         (tmp_path / "bad.toml").write_text(text.format(""))
-        with pytest.raises(RecipeError, match="error_report, a folder"):
+        with pytest.raises(RecipeError, match="set error_report to a folder"):
             DataRecipe.from_toml(tmp_path / "bad.toml")
 
 

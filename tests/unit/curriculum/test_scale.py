@@ -13,7 +13,8 @@ from zephon.curriculum.mixture import Curriculum
 from zephon.curriculum.order import DatasetOrder, OrderOptions
 from zephon.data import sidecar
 from zephon.data.catalog import Catalog
-from zephon.data.formats import FORMATS, sequential
+from zephon.data.formats import sequential
+from zephon.data.formats.registry import formats
 from zephon.io import Dataset, DecodeCache
 
 SHARDS, GROUPS, ROWS = 20_000, 10, 1000
@@ -40,7 +41,7 @@ def catalog():
         },
         schema=sidecar.SCHEMA,
     )
-    return Catalog.from_shards("crawl", FORMATS["parquet"], table)
+    return Catalog.from_shards("crawl", formats()["parquet"], table)
 
 
 def test_a_catalog_and_its_order_take_few_bytes_per_group(catalog):

@@ -225,7 +225,7 @@ def test_parquet_page_checksums_are_verified_where_a_file_has_them(tmp_path):
     pq.write_table(table, tmp_path / "a.parquet", write_page_checksum=True, **options)
     raw = (tmp_path / "a.parquet").read_bytes()
     (tmp_path / "a.parquet").write_bytes(raw.replace(b"abcdefgh" * 50, b"abcdefgX" + b"abcdefgh" * 49, 1))
-    with pytest.raises(DataError, match=r"a\.parquet' \(row group 0\) cannot be read as parquet"):
+    with pytest.raises(DataError, match=r"a\.parquet' \(rows from 0\) cannot be read as parquet"):
         texts_of(open_path(tmp_path))
 
 
@@ -263,14 +263,14 @@ def test_json_lines_are_read_one_row_per_line(tmp_path, data, texts):
     ("line", "reason"),
     [
         (b'{"text":"a"', "is not valid JSON"),
-        (b'{"text":"a"}{"text":"b"}', "is not valid JSON .Extra data at character 12"),
-        (b'{"text":"tab\there"}', "is not valid JSON .Invalid control character"),
+        (b'{"text":"a"}{"text":"b"}', "is not valid JSON .*trailing characters"),
+        (b'{"text":"tab\there"}', "is not valid JSON"),
         (b'["text"]', "holds an array, not a JSON object"),
         (b'"text"', "holds a string, not a JSON object"),
         (b'{"text":7}', "holds a number in 'text', and text was expected"),
         (b'{"text":true}', "holds a boolean in 'text'"),
         (b'{"text":{"a":1}}', "holds an object in 'text'"),
-        (b'{"text":"\\ud800"}', r"is not valid UTF-8 in 'text' .lone surrogate U\+D800"),
+        (b'{"text":"\\ud800"}', r"is not valid UTF-8 in 'text' .a lone surrogate"),
         (b'{"text":"a\\udc00b"}', r"is not valid UTF-8 in 'text'"),
         (b"\x00", "is not valid JSON"),
     ],

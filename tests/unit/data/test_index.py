@@ -78,9 +78,9 @@ def test_an_index_is_saved_while_there_is_more_to_scan(tmp_path, monkeypatch):
     monkeypatch.setattr(catalog, "_SCANS_PER_TABLE", 4)
     monkeypatch.setattr(catalog, "_SAVE_SECONDS", 0.0)
     saved = []
-    original = catalog.sidecar.save
+    original = catalog.save_table
     monkeypatch.setattr(
-        catalog.sidecar, "save", lambda index, shards: saved.append(len(shards)) or original(index, shards)
+        catalog, "save_table", lambda index, shards: saved.append(len(shards)) or original(index, shards)
     )
     for n in range(12):
         write_shard(tmp_path / f"data/{n:02}.jsonl", [f"document {n}"])

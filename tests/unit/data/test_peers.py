@@ -12,7 +12,7 @@ import pytest
 from peers.rows import LABELS, TEXTS, TOKENS
 from support import step_digests
 from zephon import DataRecipe, Pipeline
-from zephon.data.formats import lance_process
+from zephon.data.formats import lance as lance_format
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
@@ -287,8 +287,7 @@ def test_the_process_of_lances_library_may_end_and_a_run_goes_on(tmp_path):
 
     lance.write_dataset(table_of(0, 100), tmp_path / "docs.lance")
     dataset = opened(tmp_path / "docs.lance", ["n"], "text")
-    for child in lance_process._made.idle:
-        child.kill()
+    lance_format._child.kill()
     assert dataset.take(np.arange(100))["n"].to_pylist() == list(range(100))
 
 

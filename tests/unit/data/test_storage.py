@@ -80,7 +80,6 @@ def test_file_uris_are_local_paths(tmp_path):
     [
         ("s33://bucket/x", "did you mean s3://?"),
         ("python://x", "copy or mount"),
-        ("simplecache://x", "copy or mount"),
         ("s3:///x", "names no bucket"),
     ],
 )

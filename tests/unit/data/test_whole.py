@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from zephon.data.formats import litdata, mds, sequential
+from zephon.data.formats import litdata, mds, samples, sequential
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
@@ -219,7 +219,7 @@ def test_a_small_file_that_becomes_a_large_one_is_refused_before_it_is_read(tmp_
         with inner(file, codec) as stream:
             yield Counted(stream, read)
 
-    for module in (mds, litdata):
+    for module in (mds, litdata, samples):
         monkeypatch.setattr(module, "open_stream", counted)
     with pytest.raises(DataError, match=rf"{name}' cannot be read as (mds|litdata) \(it"):
         opened(tmp_path)

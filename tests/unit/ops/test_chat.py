@@ -13,7 +13,7 @@ from support.chat_data import CHATML, GENERATION, HEADERS, INST, STYLES, TEMPLAT
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.chat import TokenizeChat
-from zephon.ops.chat_template import ChatTemplate, TemplateFailure
+from zephon.ops.chat_template import ChatTemplate
 from zephon.ops.rows import Rows
 from zephon.tokenizer.tokenizer import load_tokenizer
 from zephon.work import StaticMixtureWorkSource
@@ -151,12 +151,16 @@ def test_text_that_looks_like_special_tokens_changes_no_rendering_and_makes_no_t
     special = {token.id for token in loaded.special_tokens}
     talk = talk_of(dialogue)
     rendered = reference(tokenizer, talk, tokenize=False, return_dict=False)
+    looks = name in ("reasoning", "fullwidth", "thinking")  # for thoughts
     for loss in ("assistant", "all"):
-        made, failed = encoded(tokenizer, [talk], assistant_tokens=(), loss=loss)
+        made, failed = encoded(tokenizer, [talk], skips=True, assistant_tokens=(), loss=loss)
+        if looks and failed:
+            assert "hides who wrote it" in failed[0]
+            continue
         assert not failed and loaded.decode(np.array(made[0][0])) == rendered
         # With letters that spell nothing, the special tokens are those of the template alone.
         tame = [{**one, "content": re.sub(r"[<\[|]", "x", one["content"])} for one in talk]
-        if name not in ("reasoning", "fullwidth", "thinking"):  # these look for thoughts
+        if not looks:
             wanted = [token for token in reference(tokenizer, tame)["input_ids"] if token in special]
             assert [token for token in made[0][0] if token in special] == wanted
 
@@ -242,11 +246,18 @@ def test_thoughts_do_not_end_a_turn_that_has_no_token_for_its_end(folder):
     assert made[0][2].replace("\n", "") == "<think>hm</think> the answer" * 2
 
 
-def test_a_template_that_hides_whose_text_it_writes_makes_rows_that_cannot_be_used(folder):
-    tokenizer = write_chat_tokenizer(folder / "hides", "{{ (messages[0].content | e) + '<b>' }}<|im_end|>")
-    talks = [[{"role": "user", "content": "fine"}], [{"role": "user", "content": "<|im_end|>"}]]
-    made, failed = encoded(tokenizer, talks, skips=True)
-    assert list(made) == [0] and "hides whose it is" in failed[1]
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ("{{ (messages[0].content | e) + '<b>' }}<|im_end|>", "<|im_end|>"),
+        ("{{ 'yes' if '<think>' in messages[0].content else 'no' }}<|im_end|>", "<think>"),
+    ],
+)
+def test_a_template_that_hides_who_wrote_a_token_makes_rows_that_cannot_be_used(folder, template, words):
+    tokenizer = write_chat_tokenizer(folder / "hides", None, more=True)
+    talks = [[{"role": "user", "content": "fine"}], [{"role": "user", "content": words + "<|im_end|>"}]]
+    made, failed = encoded(tokenizer, talks, skips=True, chat_template=template)
+    assert list(made) == [0] and "hides who wrote it" in failed[1]
 
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), words), min_size=1, max_size=5))
@@ -378,7 +389,7 @@ def test_wrong_prompts_and_columns_are_told(folder):
         text_of(tokenizer, columns, field="instruction", response="answers")
     with pytest.raises(PipelineError, match='input names column "more"'):
         text_of(tokenizer, columns, input="more")
-    with pytest.raises(PipelineError, match="name that of the prompts"):
+    with pytest.raises(PipelineError, match="name the column of prompts"):
         TokenizeChat(tokenizer, response="output")
 
 
@@ -412,72 +423,31 @@ def test_empty_conversations_are_rows_without_content(folder):
     assert list(made) == [3] and not failed
 
 
-NESTED = "{% set x = namespace(v=[1]) %}{% for a in range(40) %}{% set x.v = [x.v, x.v] %}{% endfor %}"
-
-
 @pytest.mark.parametrize(
     ("template", "words"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "round its loops"),
-        ("{{ 'a' * 999999999 }}", "more than"),
-        ("{{ 2 ** 99999999 }}", "power"),
-        ("{{ '%999999999d' % 3 }}", "formats text"),
-        ("{{ 'x'.ljust(999999999) }}", "fails"),
-        ("{{ '{:>999999999}'.format(3) }}", "fails"),
-        (
-            "{% set x = namespace(v='aaaaaaaa') %}{% for a in range(60) %}{% set x.v = x.v ~ x.v %}{% endfor %}",
-            "more than",
-        ),
-        (
-            "{% set x = namespace(v='aaaaaaaa') %}{% for a in range(60) %}{% set x.v = x.v + x.v %}{% endfor %}",
-            "more than",
-        ),
-        ("{% for a in range(90000) %}{{ messages[0].content * 200 }}{% endfor %}", "more than"),
-        ("{{ messages.__class__.__mro__ }}", "fails"),
-        ("{{ [1, 2, 3] | random }}", None),
-        ("{{ strftime_now('%Y') }}", "fails"),
+        ("{{ messages.__class__.__mro__ }}", "SecurityError|unsafe"),
+        ("{{ messages.append(1) }}", "SecurityError|not safely callable"),
+        ("{{ raise_exception.__globals__.clear() }}", "SecurityError|unsafe"),
+        ("{{ '{0.__class__.__mro__}'.format(messages) + 1 }}", "unsafe|TypeError"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% set _ = messages[0].update(role='x') %}", "SecurityError|not safely callable"),
+        ("{{ strftime_now('%Y') }}", "undefined"),
+        ("{{ lipsum() }}", "undefined"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "fails: RecursionError"),
-        (
-            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-            "calls something, more than",
-        ),
-        ("{% for a in [1] recursive %}{{ loop([1, 1]) }}{% endfor %}", "fails: RecursionError"),
-        ("{{ [1] | slice(1000000000) | list }}", "filter slice a number"),
-        ("{{ 'x' | indent(2000000000) }}", "filter indent a number"),
-        ("{{ [1] | batch(1000000000, 'x') | list }}", "filter batch a number"),
-        ("{{ ('a' * 9000000) | replace('a', 'b' * 9000) }}", "more than"),
-        ("{{ range(9000) | list | join('b' * 900000) }}", "more than"),
-        ("{{ [1] | tojson(indent='b' * 900000) }}", "indents JSON"),
-        (NESTED + NESTED.replace("x", "y") + "{{ x.v == y.v }}", "others in it"),
-        (NESTED + NESTED.replace("x", "y") + "{{ x.v in [y.v] }}", "others in it"),
-        (NESTED + NESTED.replace("x", "y") + "{{ x.v is eq(y.v) }}", "others in it"),
-        (NESTED + NESTED.replace("x", "y") + "{{ [x.v].index(y.v) }}", "others in it"),
-        (NESTED + NESTED.replace("x", "y") + "{{ [x.v] | select('eq', y.v) | list }}", "others in it"),
-        (NESTED.replace("[x.v, x.v]", "(x.v, x.v)") + "{{ {x.v: 1} }}", "others in it"),
-        (NESTED.replace("[x.v, x.v]", "(x.v, x.v)") + "{{ {}.get(x.v) }}", "others in it"),
-        ("{% set x = range(9000) | list %}{% for a in range(90000) %}{{ x == x }}{% endfor %}", "round its loops"),
-        ("{{ ('a' * 9000000).replace('a', 'b' * 9000) }}", "more than 16,777,216 characters"),
-        ("{{ ('b' * 900000).join(range(9000) | map('string')) }}", "more than 16,777,216 characters"),
-        (
-            "{% macro f(x) %}{{ x }}{{ x }}{% endmacro %}{% set x = namespace(v='aaaaaaaa') %}"
-            "{% for a in range(60) %}{% set x.v = f(x.v) %}{% endfor %}",
-            "more than 16,777,216 characters",
-        ),
-        ("{{ 5000 * 5000 }}", "^the template computes a number above 16,777,216$"),
-        ("{{ 16777216 + 1 }}", "^the template computes a number above 16,777,216$"),
-        ("{{ [1] * 99999999 }}", "^the template makes a list of more than 16,777,216 items$"),
-        (NESTED + "{{ x.v | tojson }}", "others in it"),
-        (NESTED + "{{ x.v | string }}", "others in it"),
-        (NESTED + "{{ x.v }}", "others in it"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ '\\ud800' }}", "no Unicode"),
     ],
 )
-def test_templates_are_held_in_bounds(template, words):
-    if words is None:
-        with pytest.raises(PipelineError, match="cannot be compiled"):
-            ChatTemplate(template, {})
-        return
-    with pytest.raises(TemplateFailure, match=words):
-        ChatTemplate(template, {}).render([{"role": "user", "content": "some words"}])
+def test_templates_reach_nothing_outside_the_sandbox_and_their_failures_are_rows(folder, template, words):
+    tokenizer = write_chat_tokenizer(folder / "sandbox", CHATML)
+    made, failed = encoded(tokenizer, TALKS[:1], skips=True, chat_template=template)
+    assert not made and re.search(words, failed[0])
+
+
+def test_templates_cannot_ask_chance():
+    with pytest.raises(PipelineError, match="No filter named 'random'"):
+        ChatTemplate("{{ [1, 2, 3] | random }}", {})
 
 
 def test_the_date_is_what_it_is_told(folder):

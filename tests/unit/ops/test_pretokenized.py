@@ -95,8 +95,8 @@ def test_long_rows_are_cut_or_split_with_all_that_belongs_to_them():
         ({"input_ids": [1, None]}, {}, "holds a null in its list"),
         ({"loss": [1, 1, 1, 1]}, {"loss": "loss"}, '"loss" holds 4 values for 2 ids'),
         ({"loss": None}, {"loss": "loss"}, '"loss" holds 0 values for 2 ids'),
-        ({"loss": [1, 2]}, {"loss": "loss"}, "holds 2; 0 or 1 is needed"),
-        ({"labels": [1, 5]}, {"labels": "labels"}, "holds 5 for id 2; -100 or the id"),
+        ({"loss": [1, 2]}, {"loss": "loss"}, "holds 2; expected 0 or 1"),
+        ({"labels": [1, 5]}, {"labels": "labels"}, "holds 5 for id 2; expected -100 or the id"),
         ({"at": [-1, 0]}, {"positions": "at"}, "the position -1"),
     ],
 )
@@ -109,7 +109,7 @@ def test_rows_that_do_not_fit_are_told_and_alone_left_out(changed, options, word
 
 def test_columns_of_another_type_are_refused_before_the_first_batch(tiny_tokenizer):
     source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("a", {"input_ids": [[0.5]], "text": ["x"]})])
-    with pytest.raises(PipelineError, match=r"holds list<.*double>; lists of whole numbers is needed"):
+    with pytest.raises(PipelineError, match=r"holds list<.*double>; expected lists of whole numbers"):
         next(iter(Pipeline(source).options(runner="inline").pretokenized().pack_flat(8).batch(1)))
     with pytest.raises(PipelineError, match='needs the column "ids"'):
         Pipeline(source).pretokenized("ids").pack_flat(8).batch(1).explain()

@@ -230,9 +230,6 @@ class SampleBatch:
                 raise PipelineError(f"{what} is {value!r}; a whole number is needed.")
         if eos_token_id is not None and not 0 <= eos_token_id < 1 << 32:
             raise PipelineError(f"eos_token_id is {eos_token_id}; the id of a token is needed.")
-        fits = np.iinfo(numpy_dtype).min <= ignore_index <= np.iinfo(numpy_dtype).max
-        if return_labels and not fits and (eos_mask_loss or ignore_index != DEFAULT_IGNORE_INDEX):
-            raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {numpy_dtype}.")
         for name in [*(rename_fields or ()), *exclude_fields]:
             if name not in FIELDS:
                 raise PipelineError(f"there is no field {name!r} to rename or exclude; the fields are {list(FIELDS)}.")
@@ -254,9 +251,11 @@ class SampleBatch:
         fields: dict[str, Any] = {"input_ids": inputs.astype(numpy_dtype, copy=False)}
         if return_labels:
             fields["labels"] = labels.astype(numpy_dtype, copy=ignored is not None)
+            limits = np.iinfo(numpy_dtype)
+            needed = ignored is not None or ignore_index != DEFAULT_IGNORE_INDEX
+            if needed and not limits.min <= ignore_index <= limits.max:
+                raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {numpy_dtype}.")
             if ignored is not None:
-                if not fits:
-                    raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {numpy_dtype}.")
                 fields["labels"][ignored] = ignore_index
         if position_mode == "sequence":
             fields["position_ids"] = np.tile(places.astype(numpy_dtype), (n, 1))
@@ -278,11 +277,10 @@ class SampleBatch:
             fields["cu_seqlens"], fields["max_seqlen"] = self._bounds(seq_len, flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * seq_len - (0 if ignored is None else int(ignored.sum()))
-        renamed = {
-            (rename_fields or {}).get(name, name): value for name, value in fields.items() if name not in exclude_fields
-        }
-        if len(renamed) != len([name for name in fields if name not in exclude_fields]):
+        names = {name: (rename_fields or {}).get(name, name) for name in fields if name not in exclude_fields}
+        if len({*names.values()}) < len(names):
             raise PipelineError(f"rename_fields {dict(rename_fields or {})} gives one name to two fields.")
+        renamed = {new: fields[name] for name, new in names.items()}
         return renamed if as_numpy else _to_torch(renamed, block.tokens)
 
     def _starts(self, seq_len: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,6 +3,8 @@
 An integration takes sequence length, tokenizer, batch sizes and ranks from its framework, has `Pipeline.from_recipe`
 make the batches, and carries the state in the framework's own checkpoints.
 
+The keys of a recipe
+    `keys_of` a `DataRecipe` or a `SourceRecipe`: name, type, default and documentation, as `Key`.
 Lanes and ranks
     `resolve_lanes`, `Topology`.
 The tokenizer of the framework
@@ -23,6 +25,8 @@ Metrics
 from __future__ import annotations
 
 from zephon.columns.lane_start import LaneStart
+from zephon.config.keys import Key, keys_of
+from zephon.config.recipe import SourceRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import Change
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
@@ -45,10 +49,12 @@ from zephon.tokenizer.tokenizer import Tokenizer
 __all__ = [
     "FINGERPRINT_NAMES",
     "Change",
+    "Key",
     "LaneStart",
     "Mixture",
     "Progress",
     "RunState",
+    "SourceRecipe",
     "Tokenizer",
     "Topology",
     "any_rank",
@@ -59,6 +65,7 @@ __all__ = [
     "gather",
     "is_distributed",
     "job_metrics",
+    "keys_of",
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",

@@ -6,7 +6,7 @@ import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -24,21 +24,23 @@ from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.ops.base import PackCounts
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform, Operator
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import AddOp, DecodeText, Filter, MapBatches, MapTransform, Operator, TextTemplate
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
-from zephon.run.build import operators_of_recipe, source_of
+from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
 from zephon.run.report import Account, LeftOver, Mixture, Packing, mixture_of, packing_of
-from zephon.run.state import Earlier, RunState, merge_for_group, read_states
+from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
@@ -101,37 +103,10 @@ class Pipeline:
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
-        source = source_of(recipe)
-        cache: dict[str, Any] = {"enabled": True}
-        if recipe.cache_dir is not None:
-            cache["dir"] = recipe.cache_dir
-        if recipe.cache_limit_bytes is not None:
-            cache["limit_bytes"] = recipe.cache_limit_bytes
-        given: dict[str, Any] = {
-            "runner": recipe.runner,
-            "isolate": recipe.isolate,
-            "canonical_replicas": recipe.canonical_replicas,
-            "flush_every_k_chunks": recipe.flush_every_k_chunks,
-            "prefetch_buffer_size": _unless_auto(recipe.prefetch_buffer_size),
-            "fetch_parallelism": _unless_auto(recipe.fetch_parallelism),
-            "pack_parallelism": _unless_auto(recipe.pack_parallelism),
-            "on_error": recipe.on_error,
-            "error_budget": recipe.error_budget,
-            "error_budget_rows": recipe.error_budget_rows,
-            "error_report": recipe.error_report,
-            "io_options": {"cache": cache},
-            "dp_degree": dp_degree,
-            "dp_group_id": dp_group_id,
-            "global_batch": global_batch,
-        }
-        pipeline = Pipeline(source).options(**{**given, **options})
-        for operator in operators_of_recipe(recipe, tokenizer):
+        topology = {"dp_degree": dp_degree, "dp_group_id": dp_group_id, "global_batch": global_batch}
+        pipeline = Pipeline(source_of(recipe)).options(**{**options_of_recipe(recipe), **topology, **options})
+        for operator in operators_of_recipe(recipe, tokenizer, seq_len):
             pipeline = pipeline._with(operator)
-        if recipe.ensure_mixture:
-            pipeline = pipeline.ensure_mixture(recipe.ensure_mixture_buffer_size)
-        pipeline = pipeline._with(_packing_of(recipe, seq_len))
-        if recipe.shuffle_after_pack:
-            pipeline = pipeline.shuffle(buffer_size=recipe.shuffle_buffer_size, seed=recipe.seed)
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
 
     def options(self, **changes: Any) -> Pipeline:
@@ -160,7 +135,7 @@ class Pipeline:
 
     def add_op(self, operator: Operator | Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(_operator(AddOp, operator, **options))
+        return self._with(_operator(MapBatches, operator, **options))
 
     def stateful_transform(self, transform: Any, **options: Any) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
@@ -244,7 +219,7 @@ class Pipeline:
         if self._position is None and last is not None and last.finished:
             self._move(self._beginning(), 0)
         self._live_stream()
-        return _Batches(self)
+        return self._batches()
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -343,13 +318,13 @@ class Pipeline:
             )
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
-            starts = _with_skips(starts, read.tokens_per_row, compiled.plan.dataset_names)
+            starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         for change in accepted:
             _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
         # Ranges asked for before restoring stay; those of the run so far are added.
-        self._skipped = _joined([*self._skipped, *read.skipped])
+        self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
 
     def seek(
@@ -420,7 +395,7 @@ class Pipeline:
                 "second number must be above the first."
             )
         self.close()
-        self._skipped = _joined([*self._skipped, (first * per_step, last * per_step)])
+        self._skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
         return self
 
     @property
@@ -492,6 +467,11 @@ class Pipeline:
             self._position = None
         return self._stream
 
+    def _batches(self) -> Iterator[SampleBatch]:
+        """Batches from wherever the pipeline stands, so that skip, seek and restore work inside a loop."""
+        while (batch := next(self._live_stream(), None)) is not None:
+            yield batch
+
     def _last(self) -> Account | None:
         """The account of the stream, or of the last one."""
         return self._stream.account() if self._stream else self._account
@@ -535,26 +515,6 @@ class Pipeline:
         return new
 
 
-class _Batches:
-    """Iterates over a pipeline from wherever it stands, so that `skip`, `seek` and `restore` work inside a loop."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self._ended = False
-
-    def __iter__(self) -> Iterator[SampleBatch]:
-        return self
-
-    def __next__(self) -> SampleBatch:
-        if self._ended:
-            raise StopIteration
-        try:
-            return next(self._pipeline._live_stream())
-        except StopIteration:
-            self._ended = True
-            raise
-
-
 def _operator(kind: Any, *args: Any, **options: Any) -> Any:
     """An operator of this kind; options that it does not have are refused."""
     name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
@@ -564,17 +524,6 @@ def _operator(kind: Any, *args: Any, **options: Any) -> Any:
             hint = f" (did you mean {near[0]}?)" if near else ""
             raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
     return kind(*args, **options)
-
-
-def _joined(ranges: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """The same numbers in as few ranges [first, last) as possible, ascending."""
-    joined: list[tuple[int, int]] = []
-    for first, last in sorted(ranges):
-        if joined and first <= joined[-1][1]:
-            joined[-1] = joined[-1][0], max(last, joined[-1][1])
-        else:
-            joined.append((first, last))
-    return tuple(joined)
 
 
 def _names(allow_changes: Any) -> set[str]:
@@ -593,29 +542,3 @@ def _count(name: str, value: Any) -> int | None:
     if value is not None and value >= _MOST:
         raise PipelineError(f"{name} is {value}; no run is that long.")
     return None if value is None else int(value)
-
-
-def _packing_of(recipe: DataRecipe, seq_len: int) -> PackFlat:
-    kind = PackSequences if recipe.pack_mode == "sequences" else PackFlat
-    given: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
-    return kind(
-        seq_len,
-        num_bins=recipe.num_bins,
-        max_documents_per_record=recipe.max_documents_per_record,
-        homogeneity=recipe.homogeneity,
-        **{name: value for name, value in given.items() if value != "auto"},
-    )
-
-
-def _unless_auto(value: Any) -> Any:
-    return None if value == "auto" else value
-
-
-def _with_skips(starts: Mapping[int, LaneStart], then: Collection[str], now: Collection[str]) -> dict[int, LaneStart]:
-    """Starts of lanes whose skips, one per dataset of `then` by name, are given one per dataset of `now`."""
-    names = sorted(then)
-    made = {}
-    for lane, start in starts.items():
-        skips = dict(zip(names, start.skips, strict=True)) if start.skips else {}
-        made[lane] = replace(start, skips=tuple(skips.get(name, 0) for name in sorted(now)))
-    return made

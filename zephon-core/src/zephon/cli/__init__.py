@@ -6,8 +6,10 @@
     zephon index     scan the files of a dataset once, so that runs start at once
     zephon verify    compare runs, or prove that a recipe gives the same global batches on any topology
 
-Each command is a module of its own, loaded when it is called.
+Each command is a function with its arguments, in the module of its name.
 """
+
+from __future__ import annotations
 
 __all__ = ["main"]
 

@@ -5,6 +5,7 @@ Runs that got the same data form unbroken vertical stripes; any step in which a 
 
 from __future__ import annotations
 
+import colorsys
 import io
 import os
 from collections.abc import Mapping, Sequence
@@ -14,8 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from zephon.cli.source import plural
-from zephon.errors import DataError, PipelineError
+from zephon.cli.output import plural, writing
+from zephon.errors import PipelineError
 
 __all__ = ["BarcodeRow", "check_plot", "draw_barcode"]
 
@@ -107,10 +108,8 @@ def draw_barcode(path: str | os.PathLike[str], rows: Sequence[BarcodeRow]) -> No
 
     content = io.BytesIO()
     figure.savefig(content, format=Path(path).suffix[1:].lower())
-    try:
+    with writing(Path(path), "picture"):
         Path(path).write_bytes(content.getvalue())
-    except OSError as error:
-        raise DataError(f"{os.fspath(path)}: the picture cannot be written: {error.strerror or error}.") from None
 
 
 def _label(axes: Any, rows: Sequence[BarcodeRow], low: int, high: int) -> None:
@@ -132,28 +131,6 @@ def _short(label: str) -> str:
 
 
 def _colour(digest: bytes) -> np.ndarray:
-    """sRGB uint8[3] of a digest: hue and lightness from its first bytes, in a space where both look even."""
-    hue = 2 * np.pi * int.from_bytes(digest[:2]) / 65536
-    lightness = 0.45 + 0.4 * digest[2] / 255
-    a, b = 0.12 * np.cos(hue), 0.12 * np.sin(hue)
-    # From Oklab (Ottosson 2020, "A perceptual color space for image processing") to linear, then to gamma sRGB.
-    lms = np.array(
-        [
-            lightness + 0.3963377774 * a + 0.2158037573 * b,
-            lightness - 0.1055613458 * a - 0.0638541728 * b,
-            lightness - 0.0894841775 * a - 1.2914855480 * b,
-        ]
-    )
-    linear = (
-        np.array(
-            [
-                [4.0767416621, -3.3077115913, 0.2309699292],
-                [-1.2684380046, 2.6097574011, -0.3413193965],
-                [-0.0041960863, -0.7034186147, 1.7076147010],
-            ]
-        )
-        @ lms**3
-    )
-    linear = np.clip(linear, 0, 1)
-    gamma = np.where(linear <= 0.0031308, 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055)
-    return np.rint(255 * gamma).astype(np.uint8)
+    """sRGB uint8[3] of a digest: hue and lightness from its first bytes."""
+    red, green, blue = colorsys.hls_to_rgb(int.from_bytes(digest[:2]) / 65536, 0.35 + 0.4 * digest[2] / 255, 0.65)
+    return np.rint(255 * np.array([red, green, blue])).astype(np.uint8)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Annotated
 
-from zephon.cli.console import LiveLine, make_console, print_table
-from zephon.cli.source import count
+import typer
+
+from zephon.cli.output import LiveLine, count, make_console, print_table
 from zephon.columns.damage import LostShard
 from zephon.config.options import CacheOptions
 from zephon.config.recipe import DataRecipe
@@ -20,24 +22,36 @@ _BAR = 24
 _USUAL = ("text", "txt", "tokens", "input_ids", "content")
 
 
-def index(target: str, *, text_field: str | None, fmt: str | None, cache_dir: Path | None, jobs: int) -> None:
-    """Scan the dataset at a path, or each source of a recipe, and print what was found.
+def index(
+    target: Annotated[str, typer.Argument(metavar="PATH | RECIPE", help="A dataset, or a recipe (.toml).")],
+    text_field: Annotated[
+        str | None, typer.Option("--text-field", metavar="C", help="Column of the documents, where it is unusual.")
+    ] = None,
+    fmt: Annotated[
+        str | None, typer.Option("--fmt", metavar="F", help="Format of the files, where their names do not say.")
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option("--cache-dir", metavar="DIR", help="The run's cache folder, where it is not usual.")
+    ] = None,
+    jobs: Annotated[
+        int, typer.Option("--jobs", metavar="N", min=1, max=1024, help="Files that are scanned in parallel.")
+    ] = 32,
+) -> None:
+    """Scan every file of a dataset once, so that training on it starts at once.
 
-    What is found is saved every 20 seconds and at the end; a scan that was interrupted goes on from there.
-
-    Raises:
-        DataError, RecipeError: as opening the datasets for training would.
+    Runs read the result from their cache folder. It is saved every 20 seconds and at the end; a scan that was
+    interrupted goes on from there.
     """
     if target.endswith(".toml"):
         if text_field is not None or fmt is not None:
             raise RecipeError(f"{target} is a recipe, which says itself what --text-field and --fmt would say.")
         recipe = DataRecipe.from_toml(target)
         datasets = [Dataset.from_path(s.name, s.path, s.fmt, s.text_field or recipe.text_field) for s in recipe.sources]
-        cache_dir = cache_dir or recipe.cache_dir
+        cache_dir = cache_dir or (Path(recipe.cache_dir) if recipe.cache_dir else None)
         skips = recipe.on_error != "raise"
     else:
         datasets, skips = [Dataset.from_path(target, target, fmt, text_field)], False
-    folder = CacheOptions(dir=cache_dir).index_dir
+    folder = CacheOptions(dir=str(cache_dir) if cache_dir else None).index_dir
     assert folder is not None
     rows = [_scan(dataset, folder, jobs, skips) for dataset in datasets]
     console = make_console()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
-from pathlib import Path
+from typing import Annotated
 
-from zephon.cli.console import make_console, print_table
-from zephon.cli.source import count, open_pipeline, percent
+import typer
+
+from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline
+from zephon.cli.output import count, make_console, percent, print_table
 from zephon.config.recipe import DataRecipe
 from zephon.curriculum.mixture import Curriculum
 from zephon.errors import RecipeError
@@ -68,37 +70,38 @@ class Forecast:
 
 
 def plan(
-    recipe: Path,
-    *,
-    tokenizer: str,
-    seq_len: int,
-    global_batch: int,
-    tokens: str | None,
-    steps: int | None,
-    max_passes: float,
-    canonical_replicas: int | None,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    seq_len: SeqLen,
+    global_batch: GlobalBatch,
+    tokens: Annotated[
+        str | None, typer.Option("--tokens", metavar="N", help="Length of the run in tokens, as in 500m or 20b.")
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="K", min=1, max=1 << 40, help="Length of the run in steps.")
+    ] = None,
+    max_passes: Annotated[
+        float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources read more often.")
+    ] = 4.0,
+    canonical_replicas: Lanes = None,
 ) -> None:
-    """Draw the mixture of a run of so many tokens or steps, and tell passes over each source."""
+    """Draw how the mixture of a run goes, and how many passes it makes over each source."""
     if (tokens is None) == (steps is None):
         raise RecipeError("zephon plan needs the length of the run: pass either --tokens or --steps.")
-    read = DataRecipe.from_toml(recipe)
-    chain_of(read)
+    config = DataRecipe.from_toml(recipe)
+    chain_of(config)  # refuses recipes that continue each other in a circle
+    own = config.replace(continue_from=None)
     pipeline = open_pipeline(
-        read.replace(continue_from=None),
-        tokenizer=tokenizer,
-        seq_len=seq_len,
-        microbatch_size=1,
-        global_batch=global_batch,
-        canonical_replicas=canonical_replicas,
+        own, tokenizer, seq_len, 1, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
     total = steps * global_batch * (seq_len + 1) if steps is not None else _tokens_of(tokens or "")
-    _report(pipeline, total, max_passes, taken_over=read.continue_from is not None)
+    _report(pipeline, total, max_passes, taken_over=config.continue_from is not None)
 
 
 def _tokens_of(text: str) -> int:
-    from zephon.config.checks import Count, checked
+    from zephon.config.keys import Count, check
 
-    number: int = checked(Count(), text, "tokens", "zephon plan")
+    number: int = check(Count, text, "zephon plan: tokens")
     if not number:
         raise RecipeError("zephon plan is asked for a run of 0 tokens; a number above 0 is needed.")
     return number

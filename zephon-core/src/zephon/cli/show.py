@@ -3,33 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import typer
 
 from zephon.batch import SampleBatch
-from zephon.cli.console import make_console, printable
-from zephon.cli.source import open_pipeline, plural, tokenizer_id
+from zephon.cli.options import FlushIndex, GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline, tokenizer_path
+from zephon.cli.output import make_console, plural, printable
 from zephon.config.recipe import DataRecipe
-from zephon.config.topology import resolve_lanes
 from zephon.errors import DataError, PipelineError
-from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from zephon.tokenizer.tokenizer import Tokenizer as TextTokenizer
+from zephon.tokenizer.tokenizer import load_tokenizer
 
 __all__ = ["describe_records", "show"]
 
 
 def show(
-    recipe: Path,
-    *,
-    tokenizer: str,
-    seq_len: int,
-    global_batch: int,
-    step: int,
-    canonical_replicas: int | None,
-    flush_index: Path | None,
-    record: int | None,
-    chars: int,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    seq_len: SeqLen,
+    global_batch: GlobalBatch,
+    step: Annotated[int, typer.Option("--step", metavar="N", min=0, max=1 << 40, help="The step, from 0.")],
+    canonical_replicas: Lanes = None,
+    flush_index: FlushIndex = None,
+    record: Annotated[
+        int | None, typer.Option("--record", metavar="R", min=0, help="Only the record with this sequence number.")
+    ] = None,
+    chars: Annotated[
+        int, typer.Option("--chars", metavar="C", min=0, help="Characters of text to print of each document.")
+    ] = 200,
 ) -> None:
-    """Print the records of one step, or one of them."""
+    """Print what the model saw in a step: documents, where they came from, and their text."""
     first = step * global_batch
     if record is not None and not first <= record < first + global_batch:
         raise PipelineError(
@@ -38,14 +42,9 @@ def show(
         )
     if flush_index is not None and not flush_index.is_dir():
         raise DataError(f"{flush_index}: there is no such folder; name the one that the run wrote its flush index to.")
-    read = DataRecipe.from_toml(recipe)
+    config = DataRecipe.from_toml(recipe)
     pipeline = open_pipeline(
-        read,
-        tokenizer=tokenizer,
-        seq_len=seq_len,
-        microbatch_size=global_batch,
-        global_batch=global_batch,
-        canonical_replicas=canonical_replicas,
+        config, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
     if flush_index is None:
         pipeline.seek(step=step)
@@ -55,18 +54,16 @@ def show(
     batch = next(iter(pipeline), None)
     pipeline.close()
     if batch is None:
-        raise DataError(f"{read.origin}: the data ends before step {step}; name an earlier one.")
-    given = canonical_replicas or read.canonical_replicas
-    lanes = resolve_lanes(given, global_batch=global_batch, dp_degree=1)
+        raise DataError(f"{config.origin}: the data ends before step {step}; name an earlier one.")
     console = make_console()
-    decoder = load_tokenizer(tokenizer_id(tokenizer))
-    wanted = range(len(batch)) if record is None else [record - first]
-    for line in describe_records(batch, wanted, lanes, decoder, chars):
+    decoder = load_tokenizer(tokenizer_path(tokenizer))
+    indices = range(len(batch)) if record is None else [record - first]
+    for line in describe_records(batch, indices, pipeline.compiled.topology.lanes, decoder, chars):
         console.print(line)
 
 
 def describe_records(
-    batch: SampleBatch, indices: Iterable[int], lanes: int, tokenizer: Tokenizer, chars: int
+    batch: SampleBatch, indices: Iterable[int], lanes: int, tokenizer: TextTokenizer, chars: int
 ) -> Iterator[str]:
     """Where the tokens of records came from, and their text, cut to `chars` characters a document."""
     provenance, edges, width = batch.provenance(), batch.block.span_offsets.tolist(), batch.tokens.shape[1]

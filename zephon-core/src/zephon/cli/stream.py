@@ -1,47 +1,89 @@
-"""`zephon stream`: the batches of one rank, counted and, if wanted, their digests."""
+"""`zephon stream`: the batches of one rank, counted, with ledger, digests and states where they are asked for."""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import json
+import os
+import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any
 
-from zephon.cli.console import LiveLine, ResultFile, make_console, print_table
-from zephon.cli.source import Consumed, check_step_share, open_pipeline, percent, plural
+import numpy as np
+import typer
+
+from zephon.batch import SampleBatch
+from zephon.cli.options import LIMIT, FlushIndex, Lanes, Recipe, Runner, SeqLen, Tokenizer, open_pipeline
+from zephon.cli.output import LiveLine, count, make_console, percent, plural, print_table, writing
 from zephon.config.recipe import DataRecipe
-from zephon.config.topology import resolve_lanes
-from zephon.errors import TopologyError
+from zephon.config.topology import divisors, resolve_lanes
+from zephon.errors import CheckpointError, DataError, TopologyError
 from zephon.pipeline import Pipeline
 from zephon.run.build import source_of
 
-__all__ = ["stream"]
+__all__ = ["microbatches_per_step", "stream"]
 
 
 def stream(
-    recipe: Path,
-    *,
-    tokenizer: str,
-    seq_len: int,
-    microbatch_size: int,
-    steps: int | None,
-    dp_degree: int,
-    dp_rank: int,
-    global_batch: int | None,
-    canonical_replicas: int | None,
-    runner: str | None,
-    digests: Path | None,
-    ledger: Path | None,
-    flush_index: Path | None,
-    seek_step: int | None,
+    recipe: Recipe,
+    tokenizer: Tokenizer,
+    seq_len: SeqLen,
+    microbatch_size: Annotated[
+        int, typer.Option("--microbatch-size", metavar="M", min=1, max=LIMIT, help="Records per batch.")
+    ],
+    steps: Annotated[
+        int | None, typer.Option("--steps", metavar="K", min=0, help="Stop after K steps; else at the data's end.")
+    ] = None,
+    dp_degree: Annotated[int, typer.Option("--dp-degree", metavar="G", min=1, help="Data-parallel groups.")] = 1,
+    dp_rank: Annotated[int, typer.Option("--dp-rank", metavar="R", min=0, help="Which of them this is.")] = 0,
+    global_batch: Annotated[
+        int | None,
+        typer.Option(
+            "--global-batch",
+            metavar="B",
+            min=1,
+            max=LIMIT,
+            help="Records per step over all ranks; else a step is a batch.",
+        ),
+    ] = None,
+    canonical_replicas: Lanes = None,
+    runner: Runner = None,
+    digests: Annotated[
+        Path | None, typer.Option("--digests", metavar="FILE", help="Write sequence number and SHA-256 of each record.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", metavar="DIR", help="Keep a ledger, for zephon verify.")
+    ] = None,
+    flush_index: FlushIndex = None,
+    seek_step: Annotated[
+        int | None, typer.Option("--seek-step", metavar="S", min=0, help="Start at this step instead of the first.")
+    ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option("--checkpoint", metavar="DIR", help="Write this rank's state after the last step.")
+    ] = None,
+    restore: Annotated[
+        Path | None, typer.Option("--restore", metavar="DIR", help="Start where the states in DIR were taken.")
+    ] = None,
+    fill_steps: Annotated[
+        int | None,
+        typer.Option("--fill-steps", metavar="K", min=0, help="Finite data: fill K steps, as other ranks' data asks."),
+    ] = None,
+    kill_after: Annotated[
+        int | None, typer.Option("--kill-after", min=1, hidden=True, help="Batches until SIGKILL, after --checkpoint.")
+    ] = None,
 ) -> None:
-    """Stream batches until `steps` are done or the data ends; print totals."""
-    read = DataRecipe.from_toml(recipe)
-    per_step = 1 if global_batch is None else check_step_share(global_batch, dp_degree, microbatch_size)
+    """Stream training batches, and say how fast, from where, and what was left out."""
+    config = DataRecipe.from_toml(recipe)
+    per_step = 1 if global_batch is None else microbatches_per_step(global_batch, dp_degree, microbatch_size)
     started = time.perf_counter()
     pipeline = open_pipeline(
-        read,
-        tokenizer=tokenizer,
-        seq_len=seq_len,
-        microbatch_size=microbatch_size,
+        config,
+        tokenizer,
+        seq_len,
+        microbatch_size,
         dp_degree=dp_degree,
         dp_group_id=dp_rank,
         global_batch=global_batch,
@@ -49,85 +91,171 @@ def stream(
         runner=runner,
         ledger=ledger,
         flush_index=flush_index,
-        # One rank of a finite run by itself: it ends with its own lanes.
-        combine_flag=bool if dp_degree > 1 and source_of(read).finite else None,
+        combine_flag=_combine(fill_steps) if dp_degree > 1 and source_of(config).finite else None,
     )
-    consumed = Consumed(pipeline)  # opens everything, so that errors come before files are made
+    run = _Run(pipeline, started, per_step)  # opens everything, so that errors come before files are made
+    if restore is not None:
+        pipeline.restore(read_states(restore))
     if seek_step:
-        given = canonical_replicas or read.canonical_replicas
-        lanes = resolve_lanes(given, global_batch=global_batch, dp_degree=dp_degree)
+        lanes = resolve_lanes(
+            canonical_replicas or config.canonical_replicas, global_batch=global_batch, dp_degree=dp_degree
+        )
         _seek(pipeline, seek_step, global_batch, microbatch_size * dp_degree, lanes)
-    file = ResultFile(digests, "digests") if digests else None
-    run = _Run(pipeline, consumed, started)
     try:
-        run.consume(None if steps is None else steps * per_step, per_step, file)
+        run.consume(steps, digests)
+        if checkpoint is not None:
+            if steps is not None and run.batches < steps * per_step:
+                raise DataError(
+                    f"the data ended after {plural(run.batches // per_step, 'step')}, before the checkpoint after "
+                    f"{steps}; take it earlier."
+                )
+            write_state(checkpoint, dp_rank, dp_degree, pipeline.checkpoint())
+        if kill_after is not None:
+            for _ in itertools.islice(pipeline, kill_after):
+                pass
+            os.kill(os.getpid(), signal.SIGKILL)
         run.report()
     except KeyboardInterrupt:
         run.report()
         raise
     finally:
-        if file:
-            file.close()
         pipeline.close()
+
+
+def microbatches_per_step(global_batch: int, dp_degree: int, microbatch_size: int) -> int:
+    """Microbatches per step of one group.
+
+    Raises:
+        TopologyError: the group's share of a global batch is not made of whole microbatches.
+    """
+    share, rest = divmod(global_batch, dp_degree)
+    if rest:
+        raise TopologyError(
+            f"--global-batch is {global_batch}, which does not divide among {dp_degree} groups; --dp-degree can be "
+            f"{', '.join(map(str, divisors(global_batch)[:8]))}."
+        )
+    if share % microbatch_size:
+        raise TopologyError(
+            f"--microbatch-size is {microbatch_size}, but a step has {share} records for each of "
+            f"{plural(dp_degree, 'group')}; it can be {', '.join(map(str, divisors(share)[-8:]))}."
+        )
+    return share // microbatch_size
+
+
+def _combine(fill_steps: int | None) -> Callable[[bool], bool]:
+    """Whether a step follows, for one rank of a finite run by itself: by its own lanes, or up to `fill_steps`."""
+    asked = itertools.count()
+    return lambda flag: next(asked) < (fill_steps or 0) or flag
+
+
+def read_states(folder: Path) -> list[Any]:
+    """The states of all ranks that `write_state` left in a folder.
+
+    Raises:
+        CheckpointError: there is none, or one cannot be read.
+    """
+    states = []
+    for file in sorted(folder.glob("*.json")):
+        try:
+            states.append(json.loads(file.read_bytes()))
+        except (OSError, ValueError, RecursionError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
+            raise CheckpointError(f"{file}: the state cannot be read: {reason}.") from None
+    if not states:
+        raise CheckpointError(f"{folder}: there is no state (*.json) in this folder; name that of --checkpoint.")
+    return states
+
+
+def write_state(folder: Path, rank: int, dp_degree: int, state: Any) -> None:
+    """Write the state of one rank, whole or not at all."""
+    file = folder / f"rank-{rank}-of-{dp_degree}.json"
+    with writing(file, "state"):
+        folder.mkdir(parents=True, exist_ok=True)
+        scratch = file.with_suffix(".tmp")
+        scratch.write_text(json.dumps(state), encoding="utf-8")
+        scratch.replace(file)
 
 
 def _seek(pipeline: Pipeline, step: int, global_batch: int | None, microbatches: int, lanes: int) -> None:
     """Go to a step; where steps are microbatches, to that of every group."""
-    if global_batch is None and step * microbatches % lanes:
-        raise TopologyError(
-            f"microbatch {step} does not start at a round of the {lanes} lanes; pass --global-batch, so that steps "
-            "are whole rounds."
-        )
-    if global_batch is None:
+    if global_batch is not None:
+        pipeline.seek(step=step, global_batch=global_batch)
+    elif step * microbatches % lanes == 0:
         pipeline.seek(sequence_number=step * microbatches)
     else:
-        pipeline.seek(step=step, global_batch=global_batch)
+        raise TopologyError(
+            f"--seek-step is {step}, but microbatch {step} does not start at a round of the {lanes} lanes; pass "
+            "--global-batch, so that steps are whole rounds."
+        )
 
 
 class _Run:
-    """Batches taken from a pipeline, and what they were."""
+    """Batches taken from a pipeline, and the totals of them; padding does not count."""
 
-    def __init__(self, pipeline: Pipeline, consumed: Consumed, started: float) -> None:
-        self._pipeline, self._consumed, self._started = pipeline, consumed, started
-        self._batches = 0
-        self._per_step = 1
+    def __init__(self, pipeline: Pipeline, started: float, per_step: int) -> None:
+        self.batches = 0
+        self._pipeline, self._started, self._per_step = pipeline, started, per_step
+        self._compiled = pipeline.compiled
+        self._names = list(self._compiled.plan.dataset_names)
+        self._tokens = np.zeros(len(self._names), dtype=np.int64)
+        self._records = 0
+        self._span: tuple[int, int] | None = None  # first and last sequence number
         self._first_after: float | None = None
         self._begun = time.perf_counter()
 
-    def consume(self, batches: int | None, per_step: int, digests: ResultFile | None) -> None:
-        """Take up to `batches` batches."""
-        self._per_step = per_step
-        goal = "" if batches is None else f"/{batches // per_step:,}"
-        self._begun = time.perf_counter()
-        stream = iter(self._pipeline)
-        with LiveLine(
-            lambda: f"step {self._batches // per_step:,}{goal}, {self._consumed.line(self._seconds)}"
-        ) as live:
-            while batches is None or self._batches < batches:
-                batch = next(stream, None)
-                if batch is None:
-                    break
-                if self._first_after is None:
-                    self._first_after = time.perf_counter() - self._started
-                self._batches += 1
-                self._consumed.add(batch)
-                if digests:
+    def consume(self, steps: int | None, digests: Path | None) -> None:
+        """Take up to `steps` steps."""
+        goal = "" if steps is None else f"/{steps:,}"
+        limit = None if steps is None else steps * self._per_step
+        with contextlib.ExitStack() as stack:
+            file = None
+            if digests is not None:
+                stack.enter_context(writing(digests, "digests"))
+                file = stack.enter_context(open(digests, "w", encoding="utf-8"))
+            self._begun = time.perf_counter()
+            live = stack.enter_context(
+                LiveLine(lambda: f"step {self.batches // self._per_step:,}{goal}, {self._line()}")
+            )
+            for batch in itertools.islice(self._pipeline, limit):
+                self._add(batch)
+                if file:
                     for number, digest in zip(batch.sequence_numbers.tolist(), batch.digests, strict=True):
-                        digests.write(f"{number} {digest.hex()}\n")
+                        file.write(f"{number} {digest.hex()}\n")
                 live.tick()
 
-    @property
-    def _seconds(self) -> float:
-        return time.perf_counter() - self._begun
+    def _add(self, batch: SampleBatch) -> None:
+        if self._first_after is None:
+            self._first_after = time.perf_counter() - self._started
+        self.batches += 1
+        block = batch.block
+        counts = np.bincount(block.span_dataset, weights=block.span_lengths(), minlength=len(self._names))
+        self._tokens += counts.astype(np.int64)
+        self._records += len(batch)
+        numbers = batch.sequence_numbers
+        self._span = (int(numbers[0]) if self._span is None else self._span[0]), int(numbers[-1])
+
+    def _shares(self) -> list[tuple[str, float, float]]:
+        """Name, planned and achieved share of tokens of each dataset, over the records consumed."""
+        total, length = max(1, int(self._tokens.sum())), self._compiled.operators.pack.record_length
+        first, last = self._span or (0, 0)
+        planned = self._compiled.source.shares_between(
+            first * length, (last + 1) * length, self._compiled.tokens_per_step
+        )
+        return [(n, planned[n], int(t) / total) for n, t in zip(self._names, self._tokens.tolist(), strict=True)]
+
+    def _line(self) -> str:
+        total, seconds = int(self._tokens.sum()), time.perf_counter() - self._begun
+        mixture = ", ".join(f"{name} {share:.1%} of {planned:.0%}" for name, planned, share in self._shares())
+        return f"{count(total)} tokens, {count(total / max(seconds, 1e-9))} tokens/s, {mixture}"
 
     def report(self) -> None:
         """Print the totals."""
-        console, consumed, seconds = make_console(), self._consumed, self._seconds
-        steps, extra = divmod(self._batches, self._per_step)
+        console, total, seconds = make_console(), int(self._tokens.sum()), time.perf_counter() - self._begun
+        steps, extra = divmod(self.batches, self._per_step)
         part = f" and {extra} of {self._per_step} microbatches" if extra else ""
         console.print(
-            f"{steps:,} steps{part}: {consumed.records:,} records, {consumed.total:,} tokens in {seconds:.2f} s "
-            f"({consumed.total / seconds:,.0f} tokens/s)"
+            f"{steps:,} steps{part}: {self._records:,} records, {total:,} tokens in {seconds:.2f} s "
+            f"({total / seconds:,.0f} tokens/s)"
         )
         if self._first_after is not None:
             console.print(f"first batch after {self._first_after:.2f} s, opening the data included")
@@ -138,26 +266,25 @@ class _Run:
             [
                 [
                     name,
-                    percent(target),
-                    percent(made),
-                    f"{int(tokens):,}",
+                    percent(planned),
+                    percent(share),
+                    f"{tokens:,}",
                     f"{mixture[name].rows:,}",
                     f"{mixture[name].skipped:,}",
                     percent(mixture[name].window),
                 ]
-                for (name, target, made), tokens in zip(consumed.shares(), consumed.tokens, strict=True)
+                for (name, planned, share), tokens in zip(self._shares(), self._tokens.tolist(), strict=True)
             ],
             right="lrrrrrr",
         )
         console.print("(rows are counted as they are read, ahead of the batches; skipped are those without text)")
         packing = self._pipeline.packing()
-        told = [f"packing: {packing.efficiency:.2%} of places hold tokens"]
+        parts = [f"packing: {packing.efficiency:.2%} of places hold tokens"]
         for number, what in ((packing.split, "split"), (packing.dropped, "left out as longer than a record")):
             if number:
-                told.append(f"{number:,} of {plural(packing.documents, 'document')} {what}")
-        console.print(", ".join(told))
-        left = self._pipeline.left_over
-        if left:
+                parts.append(f"{number:,} of {plural(packing.documents, 'document')} {what}")
+        console.print(", ".join(parts))
+        if left := self._pipeline.left_over:
             console.print(
                 f"the data has ended; left out: {plural(left.tokens, 'token')} that fill no record, "
                 f"{plural(left.records, 'record')} that fill no microbatch"

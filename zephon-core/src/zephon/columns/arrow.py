@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 __all__ = [
+    "bool_array",
     "byte_lengths",
     "column_of",
     "int32_array",
@@ -37,6 +38,12 @@ def int32_array(values: np.ndarray) -> pa.Int32Array:
     """An Arrow array over the memory of int32[n] (any integers are converted)."""
     values = np.ascontiguousarray(values, dtype=np.int32)
     return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
+
+
+def bool_array(mask: np.ndarray) -> pa.BooleanArray:
+    """An Arrow array of bool[n]."""
+    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
 
 
 def string_array(texts: Sequence[str], kind: pa.DataType | None = None) -> pa.Array:

@@ -74,11 +74,11 @@ class FaultBudget:
         self._logged = 0
         self._last: tuple[str, str, int, str] | None = None
 
-    def add(self, chunk: int, rows: int, faults: Iterable[RowFault], *, told: bool = False) -> None:
+    def add(self, chunk: int, rows: int, faults: Iterable[RowFault], *, logged: bool = False) -> None:
         """Count the faults of some rows of a chunk of `rows` rows.
 
         Args:
-            told: an earlier stream of the run has logged them.
+            logged: an earlier stream of the run has logged them.
 
         Raises:
             DataError: they are more than the budget allows.
@@ -96,7 +96,7 @@ class FaultBudget:
                     f"{self._policy.described(rows)}; repair the data or the function, or raise the budget."
                 )
             stretch = (fault.dataset, fault.shard, fault.first_row, fault.reason)
-            if not told and self._logged < _FAULTS_LOGGED and not (fault.rows > 1 and stretch == self._last):
+            if not logged and self._logged < _FAULTS_LOGGED and not (fault.rows > 1 and stretch == self._last):
                 self._logged += 1
                 self._last = stretch
                 several = f" (so are all {fault.rows:,} rows from row {fault.first_row} on)" if fault.rows > 1 else ""

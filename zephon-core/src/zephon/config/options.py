@@ -1,41 +1,54 @@
-"""Options of a pipeline: who runs it, where, and with how much look-ahead."""
+"""Settings of a run that are not the data's: who runs it, where, with how much look-ahead, and what damage it bears."""
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
-from zephon.errors import PipelineError
+from zephon.config.keys import (
+    AutoSize,
+    Folder,
+    Limit,
+    Positive,
+    Share,
+    Size,
+    Whole,
+    Workers,
+    check,
+    check_keys,
+    key,
+    keys_of,
+    refuse_unknown,
+    seen,
+)
+from zephon.errors import PipelineError, ZephonError
 
 __all__ = [
-    "ON_ERROR",
     "RUNNERS",
     "CacheOptions",
     "FaultPolicy",
     "Options",
+    "RunSettings",
     "check_workers",
     "default_cache_dir",
     "default_lookahead",
     "default_workers",
 ]
 
-RUNNERS = ("inline", "threads", "process")
-ON_ERROR = ("raise", "skip", "quarantine")
-MAX_WORKERS = 1024
-
+Runner = Literal["inline", "threads", "process"]
+RUNNERS = get_args(Runner)
 DEFAULT_MEMORY_BYTES = 512 << 20
-# What may be kept of stores where nobody said where or how much: a home folder is not for a corpus.
+# The disk that data of stores may take where nobody set a folder or a limit: a home folder is not for a corpus.
 DEFAULT_LIMIT_BYTES = 32 * 10**9
 _READY_BYTES = 8 << 20
 
 
 def default_cache_dir() -> Path:
-    """Where indexes are kept when nobody says: ZEPHON_CACHE_DIR, else zephon in the user's cache folder."""
+    """Where indexes are kept by default: ZEPHON_CACHE_DIR, else zephon in the user's cache folder."""
     if folder := os.environ.get("ZEPHON_CACHE_DIR"):
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zephon"
@@ -57,36 +70,19 @@ def default_lookahead(workers: int, lanes: int) -> int:
     return min(128 << 20, max(workers * (8 << 20), lanes * (2 << 20)))
 
 
-def _refuse_unknown(what: str, given: Mapping[str, Any], known: list[str]) -> None:
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(str(name), known, n=1)
-            hint = f' (did you mean "{near[0]}"?)' if near else ""
-            raise PipelineError(f"{what} {name!r} is unknown{hint}; known are {', '.join(known)}.")
-
-
-def _whole(name: str, value: Any, least: int = 1) -> None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < least):
-        raise PipelineError(f"option {name} is {value!r}; a whole number of at least {least} is needed.")
-
-
 def check_workers(operator: str, parallelism: object) -> None:
-    """Refuse a number of workers that cannot be meant; None stands for the default."""
-    if parallelism is None:
-        return
-    if isinstance(parallelism, bool) or not isinstance(parallelism, int) or not 1 <= parallelism <= MAX_WORKERS:
-        raise PipelineError(
-            f"{operator} parallelism is {parallelism!r}; a whole number from 1 to {MAX_WORKERS}, or None, is needed."
-        )
+    """Refuse an impossible number of workers; None stands for the default."""
+    if parallelism is not None:
+        check(Workers, parallelism, f"{operator} parallelism", PipelineError)
 
 
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
-    """What happens to rows that cannot be used.
+    """The fate of rows that cannot be used.
 
     Attributes:
         on_error: "raise" ends the run at the first one, "skip" leaves them out, "quarantine" leaves them out and keeps
-            what they hold in the report.
+            their content in the report.
         budget: share of the rows of a chunk that may be left out, rounded up; more end the run.
         budget_rows: rows of a chunk that may be left out although they are more than that share.
     """
@@ -94,15 +90,6 @@ class FaultPolicy:
     on_error: str = "raise"
     budget: float = 0.01
     budget_rows: int = 0
-
-    def __post_init__(self) -> None:
-        if self.on_error not in ON_ERROR:
-            raise PipelineError(f'on_error is {self.on_error!r}; "raise", "skip" or "quarantine" is needed.')
-        budget, rows = self.budget, self.budget_rows
-        if isinstance(budget, bool) or not isinstance(budget, int | float) or not 0 <= budget <= 1:
-            raise PipelineError(f"error_budget is {budget!r}; a share of rows from 0 to 1 is needed.")
-        if isinstance(rows, bool) or not isinstance(rows, int) or rows < 0:
-            raise PipelineError(f"error_budget_rows is {rows!r}; a whole number of at least 0 is needed.")
 
     @property
     def skips(self) -> bool:
@@ -115,7 +102,7 @@ class FaultPolicy:
         return self.on_error == "quarantine"
 
     def allowed(self, rows: int) -> int:
-        """How many of so many rows may be left out."""
+        """Rows that may be left out of so many."""
         return max(math.ceil(self.budget * rows), self.budget_rows)
 
     def described(self, rows: int) -> str:
@@ -124,130 +111,156 @@ class FaultPolicy:
         return f"error_budget {self.budget}{more} allows {self.allowed(rows)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """The run: lanes, speed, memory and faults"""
+
+    canonical_replicas: Limit | Literal["auto"] = key(
+        "auto",
+        'Number of lanes, fixed for the life of a run; data-parallel degrees divide it. "auto": the size of the global '
+        "batch where that is at most 256, else its largest divisor up to 256.",
+    )
+    flush_every_k_chunks: Positive = key(
+        1, "Chunks per window: stateful operators start each window empty and end it flushed."
+    )
+    runner: Runner = key(
+        "threads",
+        'Where the work runs: "threads", "process" for slow Python code, or "inline" in the calling thread.',
+        decides_data=False,
+    )
+    isolate: bool = key(
+        False,
+        "Run the whole engine in a process of its own, which leaves the training process's interpreter lock alone.",
+        decides_data=False,
+    )
+    pack_parallelism: Workers | None = key(None, "Blocks that are packed at the same time.", decides_data=False)
+    fetch_parallelism: Workers | None = key(None, "Reads that are under way at the same time.", decides_data=False)
+    prefetch_buffer_size: AutoSize | None = key(
+        None, "Bytes of prepared data that may wait, for the whole process.", decides_data=False
+    )
+    on_error: Literal["raise", "skip", "quarantine"] = key(
+        "raise",
+        'Rows that cannot be used: "raise" ends the run at the first one, "skip" leaves them out, "quarantine" keeps '
+        "their content in the report besides.",
+        decides_data=False,
+    )
+    error_budget: Share = key(
+        0.01, "Share of the rows of a chunk that may be left out before the run ends all the same.", decides_data=False
+    )
+    error_budget_rows: Whole = key(
+        0, "Rows of a chunk that may be left out although they are more than that share.", decides_data=False
+    )
+    error_report: Folder | None = key(
+        None,
+        "Folder in which every rank reports the rows that it leaves out; without it the log alone has them.",
+        decides_data=False,
+    )
+
+    def _check_faults(self, error: type[ZephonError]) -> None:
+        if self.on_error == "quarantine" and self.error_report is None:
+            raise error(
+                'on_error is "quarantine" and error_report is missing; set error_report to a folder, or take "skip".'
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CacheOptions:
-    """What is kept on this node's disk and in this process's memory.
+    """What is kept on this node's disk and in this process's memory: `io_options={"cache": {...}}`."""
 
-    Attributes:
-        enabled: keep indexes of datasets on disk, so that a second start scans no data. (It still reads the few rows
-            on which the tokenizer is checked and token ratios are measured.)
-        dir: the folder; by default ZEPHON_CACHE_DIR, or zephon in the user's cache folder.
-        limit_bytes: most bytes that data of stores may take on disk; None is no limit but the disk where `dir` is
-            given, else 32 GB. Indexes, a few bytes per row group, do not count.
-        memory_bytes: decoded data held in memory by this process; half as much again for what comes from stores.
-    """
+    enabled: bool = key(True, "Keep indexes of datasets, and data of stores, on disk.", decides_data=False)
+    dir: Folder | None = key(
+        None, "The folder; by default ZEPHON_CACHE_DIR, or zephon in the user's cache folder.", decides_data=False
+    )
+    limit_bytes: Size | None = key(
+        None,
+        "Most bytes that data of stores may take on disk; by default no limit where dir is given, else 32 GB.",
+        decides_data=False,
+    )
+    memory_bytes: Size = key(
+        DEFAULT_MEMORY_BYTES,
+        "Decoded data held in memory by this process; half as much again for data of stores.",
+        decides_data=False,
+    )
 
-    enabled: bool = True
-    dir: str | os.PathLike[str] | None = None
-    limit_bytes: int | None = None
-    memory_bytes: int = DEFAULT_MEMORY_BYTES
+    def __post_init__(self) -> None:
+        check_keys(self, PipelineError)
 
     @property
     def index_dir(self) -> Path | None:
         """The folder for indexes, or None where none are kept."""
-        if not self.enabled:
-            return None
-        return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "index"
+        return self._folder("index")
 
     @property
     def data_dir(self) -> Path | None:
         """The folder for data of stores, or None where none is kept."""
-        if not self.enabled:
-            return None
-        return (Path(self.dir) if self.dir is not None else default_cache_dir()) / "data"
+        return self._folder("data")
 
     @property
     def data_limit_bytes(self) -> int | None:
         """Most bytes below `data_dir`, None for no limit but the disk."""
         return self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
 
+    def _folder(self, name: str) -> Path | None:
+        return (Path(self.dir) if self.dir is not None else default_cache_dir()) / name if self.enabled else None
+
     @staticmethod
     def from_io_options(io_options: Mapping[str, Any] | None) -> CacheOptions:
         """Read `{"cache": {...}}`; unknown keys are refused."""
-        if io_options is None:
-            return CacheOptions()
-        if not isinstance(io_options, Mapping):
-            raise PipelineError(
-                f'io_options is {io_options!r}; a dict such as {{"cache": {{"enabled": True}}}} is needed.'
-            )
-        _refuse_unknown("io option", io_options, ["cache"])
-        cache = io_options.get("cache", {})
+        options = {} if io_options is None else io_options
+        cache = options.get("cache", {}) if isinstance(options, Mapping) else None
         if not isinstance(cache, Mapping):
-            raise PipelineError(f'io option "cache" is {cache!r}; a dict such as {{"enabled": True}} is needed.')
-        _refuse_unknown("cache option", cache, [field.name for field in fields(CacheOptions)])
-        made = CacheOptions(**cache)
-        if not isinstance(made.enabled, bool):
-            raise PipelineError(f'cache option "enabled" is {made.enabled!r}; True or False is needed.')
-        if made.dir is not None and (not isinstance(made.dir, str | os.PathLike) or not os.fspath(made.dir)):
-            raise PipelineError(f'cache option "dir" is {made.dir!r}; the path of a folder is needed.')
-        _whole("limit_bytes", made.limit_bytes)
-        _whole("memory_bytes", 0 if made.memory_bytes is None else made.memory_bytes)
-        return made
+            raise PipelineError(
+                f'io_options is {seen(io_options)}; expected a dict such as {{"cache": {{"dir": FOLDER}}}}.'
+            )
+        refuse_unknown(options, ["cache"], "io option", PipelineError)
+        refuse_unknown(cache, keys_of(CacheOptions), "cache option", PipelineError)
+        return CacheOptions(**cache)
 
 
-@dataclass(frozen=True, slots=True)
-class Options:
-    """See `Pipeline.options`."""
+@dataclass(frozen=True, kw_only=True)
+class Options(RunSettings):
+    """See `Pipeline.options`. Topology is checked by `zephon.config.topology.Topology`."""
 
-    runner: str = "threads"
-    isolate: bool = False
     dp_degree: int = 1
     dp_group_id: int = 0
-    canonical_replicas: int | str = "auto"
     global_batch: int | None = None
-    flush_every_k_chunks: int = 1
-    prefetch_batches: int | None = None
-    prefetch_buffer_size: int | None = None
-    fetch_parallelism: int | None = None
-    pack_parallelism: int | None = None
+    prefetch_batches: Positive | None = key(
+        None, "Microbatches that may be ready; by default 8 MiB of records.", decides_data=False
+    )
     io_options: Mapping[str, Any] | None = None
     combine_flag: Callable[[bool], bool] | None = None
-    ledger: str | os.PathLike[str] | None = None
-    flush_index: str | os.PathLike[str] | None = None
-    on_error: str = "raise"
-    error_budget: float = 0.01
-    error_budget_rows: int = 0
-    error_report: str | os.PathLike[str] | None = None
-    check_operators: bool = True
+    ledger: Folder | None = key(
+        None, "Folder in which every rank writes the records that it consumes.", decides_data=False
+    )
+    flush_index: Folder | None = key(
+        None, "Folder in which every rank writes where windows begin, for seek.", decides_data=False
+    )
+    check_operators: bool = key(True, "Try the user's own functions before the run.", decides_data=False)
+
+    def __post_init__(self) -> None:
+        check_keys(self, PipelineError)
+        CacheOptions.from_io_options(self.io_options)
+        if self.combine_flag is not None and not callable(self.combine_flag):
+            raise PipelineError(f"combine_flag is {seen(self.combine_flag)}; expected a function of one flag.")
+        self._check_faults(PipelineError)
 
     def changed(self, changes: Mapping[str, Any]) -> Options:
         """These options with some changed, all checked."""
-        _refuse_unknown("option", changes, [field.name for field in fields(Options)])
-        made = replace(self, **changes)
-        if not isinstance(made.runner, str) or made.runner not in RUNNERS:
-            raise PipelineError(f"option runner is {made.runner!r}; this version has {sorted(RUNNERS)}.")
-        if not isinstance(made.isolate, bool):
-            raise PipelineError(f"option isolate is {made.isolate!r}; True or False is needed.")
-        for name in ("flush_every_k_chunks", "prefetch_batches"):
-            _whole(name, getattr(made, name))
-        check_workers("fetch", made.fetch_parallelism)
-        check_workers("pack", made.pack_parallelism)
-        _whole("prefetch_buffer_size", made.prefetch_buffer_size)
-        if made.flush_every_k_chunks is None:
-            raise PipelineError("option flush_every_k_chunks is None; a whole number of at least 1 is needed.")
-        if made.combine_flag is not None and not callable(made.combine_flag):
-            raise PipelineError(f"option combine_flag is {made.combine_flag!r}; a function of one flag is needed.")
-        for name in ("ledger", "flush_index", "error_report"):
-            folder = getattr(made, name)
-            if folder is not None and (not isinstance(folder, str | os.PathLike) or not os.fspath(folder)):
-                raise PipelineError(f"option {name} is {folder!r}; the path of a folder is needed.")
-        CacheOptions.from_io_options(made.io_options)
-        if made.faults.keeps and made.error_report is None:
-            raise PipelineError(
-                'option on_error is "quarantine", which keeps the rows left out in a report; pass the option '
-                'error_report, a folder, or take "skip".'
-            )
-        if not isinstance(made.check_operators, bool):
-            raise PipelineError(f"option check_operators is {made.check_operators!r}; True or False is needed.")
-        return made
+        refuse_unknown(changes, [f.name for f in fields(self)], "option", PipelineError)
+        return replace(self, **changes)
+
+    @property
+    def cache(self) -> CacheOptions:
+        """The cache's part of `io_options`."""
+        return CacheOptions.from_io_options(self.io_options)
 
     @property
     def faults(self) -> FaultPolicy:
-        """What happens to rows that cannot be used."""
+        """The fate of rows that cannot be used."""
         return FaultPolicy(self.on_error, self.error_budget, self.error_budget_rows)
 
     def ready_records(self, microbatch_size: int, record_bytes: int) -> int:
-        """How many finished records may wait for the consumer."""
+        """Finished records that may wait for the consumer."""
         if self.prefetch_batches is not None:
             return self.prefetch_batches * microbatch_size
         return max(2 * microbatch_size, _READY_BYTES // record_bytes)

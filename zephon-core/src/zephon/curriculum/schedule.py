@@ -14,149 +14,18 @@ which stay within 0.1 % of it), so that integrals are polynomials of whole numbe
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
 
+from zephon.config.settings import Stage
 from zephon.errors import RecipeError
 
-__all__ = ["CHANGES", "COSINE_PIECES", "SHARE_ONE", "Span", "Stage", "check_stages", "shares_between", "spans_of"]
+__all__ = ["COSINE_PIECES", "SHARE_ONE", "Span", "shares_between", "spans_of"]
 
-CHANGES = ("constant", "linear", "cosine")
 COSINE_PIECES = 32
 SHARE_ONE = 1 << 60
-_MOST_TOKENS = 1 << 62
-
-
-@dataclass(frozen=True)
-class Stage:
-    """One stage of a schedule.
-
-    Attributes:
-        mixture: weight of each dataset by name from here on, finite and at least 0, not all 0; a dataset that is not
-            named has none. Shares of tokens are weight / sum of weights.
-        start_tokens, start_steps: where the stage starts, in planned tokens or in steps of the run; neither is the
-            start of the run.
-        change: "constant" (the mixture holds from the start), "linear" or "cosine" (it is reached at the end).
-        end_tokens, end_steps: where a change ends; neither is the start of the next stage.
-
-    Raises:
-        RecipeError: a value is not usable.
-    """
-
-    mixture: Mapping[str, float]
-    start_tokens: int | None = None
-    start_steps: int | None = None
-    change: str = "constant"
-    end_tokens: int | None = None
-    end_steps: int | None = None
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.mixture, Mapping) or not self.mixture:
-            raise RecipeError(f"mixture of a stage is {self.mixture!r}; weights by dataset name are needed.")
-        for name, weight in self.mixture.items():
-            if not _is_weight(weight):
-                raise RecipeError(
-                    f'the weight of "{name}" in a stage is {str(weight)[:40]}; a finite number of at least 0 is needed.'
-                )
-        total = sum(float(weight) for weight in self.mixture.values())
-        if not 0 < total < math.inf:
-            raise RecipeError(
-                f"the weights {dict(self.mixture)} of a stage add up to {total}; at least one must be above 0, "
-                "and their sum finite."
-            )
-        if self.change not in CHANGES:
-            raise RecipeError(f"change of a stage is {self.change!r}; {', '.join(map(repr, CHANGES))} are known.")
-        for name in ("start_tokens", "start_steps", "end_tokens", "end_steps"):
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_TOKENS
-            ):
-                raise RecipeError(f"{name} of a stage is {value!r}; a whole number of at least 0 is needed.")
-        for side in ("start", "end"):
-            if getattr(self, f"{side}_tokens") is not None and getattr(self, f"{side}_steps") is not None:
-                raise RecipeError(
-                    f"a stage has both {side}_tokens ({getattr(self, f'{side}_tokens')}) and {side}_steps "
-                    f"({getattr(self, f'{side}_steps')}); one of them is enough."
-                )
-        if self.change == "constant" and (self.end_tokens is not None or self.end_steps is not None):
-            raise RecipeError(
-                'a stage whose change is "constant" has an end, but it holds until the next one starts; remove the '
-                'end, or let change be "linear" or "cosine".'
-            )
-        object.__setattr__(self, "mixture", {name: float(weight) for name, weight in self.mixture.items()})
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether it takes the number of tokens per step to know where the stage lies."""
-        return self.start_steps is not None or self.end_steps is not None
-
-    def start(self, tokens_per_step: int) -> int:
-        """Where it starts, in planned tokens."""
-        return self.start_tokens or (self.start_steps or 0) * tokens_per_step
-
-    def end(self, tokens_per_step: int) -> int | None:
-        """Where its change ends, in planned tokens, or None where the next stage says it."""
-        return self.end_steps * tokens_per_step if self.end_steps is not None else self.end_tokens
-
-    def to_plain(self, tokens_per_step: int) -> list[Any]:
-        """As JSON types, places in tokens and weights as shares, for a fingerprint."""
-        total = math.fsum(self.mixture.values())
-        shares = {name: round(weight / total, 12) for name, weight in sorted(self.mixture.items()) if weight}
-        return [self.start(tokens_per_step), self.change, self.end(tokens_per_step), shares]
-
-
-def _is_weight(value: object) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    try:
-        return 0 <= float(value) < math.inf
-    except OverflowError:
-        return False
-
-
-def check_stages(stages: Sequence[Stage], names: Sequence[str]) -> None:
-    """Refuse stages that do not make a schedule over the datasets `names`.
-
-    What depends on the number of tokens per step is checked by `spans_of`.
-
-    Raises:
-        RecipeError: one sentence about the first thing wrong.
-    """
-    if not stages:
-        raise RecipeError("the schedule has no stages; at least one is needed, which starts at 0.")
-    for nth, stage in enumerate(stages, start=1):
-        if not isinstance(stage, Stage):
-            raise RecipeError(f"stage {nth} of the schedule is {stage!r}; a zephon.work.Stage is needed.")
-        for name in stage.mixture:
-            if name not in names:
-                raise RecipeError(
-                    f'stage {nth} of the schedule names "{name}", which is not among the sources {list(names)}.'
-                )
-    idle = [name for name in names if not any(stage.mixture.get(name) for stage in stages)]
-    if idle:
-        raise RecipeError(f"no stage of the schedule gives {idle} a weight above 0; remove them, or give them one.")
-    first = stages[0]
-    if first.start_tokens or first.start_steps:
-        raise RecipeError(
-            f"stage 1 of the schedule starts at {first.start_tokens or first.start_steps} "
-            f"{'tokens' if first.start_tokens else 'steps'}; the first stage must start at 0."
-        )
-    if first.change != "constant":
-        raise RecipeError(
-            f'stage 1 of the schedule has the change "{first.change}", but there is no mixture before it to change '
-            'from; let it be "constant".'
-        )
-    last = stages[-1]
-    if last.change != "constant" and last.end_tokens is None and last.end_steps is None:
-        raise RecipeError(
-            f'the last stage of the schedule has the change "{last.change}" and no end; give it end_tokens or '
-            "end_steps."
-        )
-    if not any(stage.in_steps for stage in stages):
-        spans_of(stages, names, 1)
 
 
 @dataclass(frozen=True, slots=True)

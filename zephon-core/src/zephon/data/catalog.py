@@ -18,11 +18,11 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import byte_lengths, int64_array, string_array, valid_mask, values_of
 from zephon.columns.damage import Damaged, LostShard
-from zephon.data import sidecar
 from zephon.data.columns import common_types
 from zephon.data.formats.base import Format, ShardScan
+from zephon.data.index import INDEX_SCHEMA, index_path, load_table, save_table
 from zephon.data.storage import FileChanged, Listing, StoredFile
-from zephon.data.stores.base import Unavailable
+from zephon.data.store import Unavailable
 from zephon.errors import DataError
 
 __all__ = ["Catalog", "scan_shards"]
@@ -164,15 +164,15 @@ def scan_shards(
 
     Each column, sorted, comes with what it is read as in all of them (see `common_types`).
 
-    The table has one row per file in name order, in the columns of `sidecar.SCHEMA`. Files whose name, size and
+    The table has one row per file in name order, in the columns of `INDEX_SCHEMA`. Files whose name, size and
     modification time are those of the sidecar index are not opened. `threads` scan at a time (by default as many as a
     local disk can use); `progress` is told of files that are done, and their bytes, as they are.
 
     Raises:
         DataError: from the first file, in name order, that cannot be read; no rows at all.
     """
-    index = sidecar.location(index_dir, path, fmt.name, size_column) if index_dir is not None else None
-    known = sidecar.load(index) if index is not None else None
+    index = index_path(index_dir, path, fmt.name, size_column) if index_dir is not None else None
+    known = load_table(index) if index is not None else None
     names = string_array(listing.names)
     fresh, found = _still_valid(known, names, listing)
     stale = np.flatnonzero(~fresh)
@@ -192,7 +192,7 @@ def scan_shards(
         found = pa.concat_tables(parts).combine_chunks()
         if unsound:
             found = found.filter(pc.invert(pc.is_in(found["name"], string_array(sorted(unsound)))))
-        sidecar.save(index, found)
+        save_table(index, found)
 
     skipping = None if lost is None else _Skipping(lost, unsound)
     for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads, progress, skipping):
@@ -340,7 +340,7 @@ def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardSca
         "columns": string_array([json.dumps(dict(zip(scan.columns, scan.types, strict=True))) for scan in scans]),
         **lists,
     }
-    return pa.table(columns, schema=sidecar.SCHEMA)
+    return pa.table(columns, schema=INDEX_SCHEMA)
 
 
 def _flat(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

@@ -11,9 +11,7 @@ Shards of one dataset may differ: columns that one lacks are null there; `common
 """
 
 import difflib
-import string
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -21,7 +19,8 @@ import pyarrow.compute as pc
 from pyarrow import types
 
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.errors import DataError, RecipeError
+from zephon.columns.template import Template, fill_in, template_of
+from zephon.errors import DataError
 
 __all__ = [
     "as_types",
@@ -32,35 +31,9 @@ __all__ = [
     "physical_columns",
     "require_somewhere",
     "sound_table",
-    "template_of",
     "top_level",
     "with_paths",
 ]
-
-
-@lru_cache(maxsize=256)
-def template_of(name: str) -> tuple[tuple[str, str | None], ...] | None:
-    """(text, column after it or None) for each piece of a template; None for a name that is no template.
-
-    Raises:
-        RecipeError: braces that do not pair up, or a field that is more than a column's name.
-    """
-    if "{" not in name:
-        return None
-    try:
-        pieces = list(string.Formatter().parse(name))
-    except ValueError as error:
-        raise RecipeError(
-            f"the text template {name!r} cannot be read ({error}); write {{column}} for a column, {{{{ for a brace"
-        ) from None
-    if any(field is not None and (not field or spec or conversion) for _, field, spec, conversion in pieces):
-        raise RecipeError(
-            f"the text template {name!r} has a field that is not just a column's name; write {{column}} for a column, "
-            "and {{ for a brace"
-        )
-    if all(field is None for _, field, _, _ in pieces):
-        raise RecipeError(f"the text template {name!r} names no column; write {{column}} for a column")
-    return tuple((text, field) for text, field, _, _ in pieces)
 
 
 def physical_columns(columns: Iterable[str]) -> list[str]:
@@ -319,12 +292,9 @@ def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.Chunked
     return pa.chunked_array([pa.nulls(table.num_rows)])
 
 
-def _filled_in(
-    template: tuple[tuple[str, str | None], ...], parts: Mapping[str, pa.Array], path: str, first_row: int
-) -> pa.Array:
+def _filled_in(template: Template, parts: Mapping[str, pa.Array], path: str, first_row: int) -> pa.Array:
     """large_string[n]: the template's text with the columns' values; null where all of those are null."""
     texts: dict[str, pa.Array] = {}
-    missing = None
     for field, values in parts.items():
         try:
             texts[field] = values.cast(pa.large_string())
@@ -333,17 +303,7 @@ def _filled_in(
                 f"column '{field}' of '{path}', rows from {first_row} on, has the type {values.type}, which a text "
                 "template cannot print; leave it out of the template"
             ) from error
-        null = texts[field].is_null()
-        missing = null if missing is None else pc.and_(missing, null)
-    pieces: list[Any] = []
-    for text, column in template:
-        pieces.append(pa.scalar(text, pa.large_string()))
-        if column is not None:
-            pieces.append(texts[column])
-    joined = pc.binary_join_element_wise(
-        *pieces, pa.scalar("", pa.large_string()), null_handling="replace", null_replacement=""
-    )
-    return pc.if_else(missing, pa.scalar(None, pa.large_string()), joined)
+    return fill_in(template, texts)
 
 
 def _prints(kind: pa.DataType) -> bool:

@@ -10,17 +10,18 @@ from typing import Any
 import pyarrow as pa
 
 from zephon.columns.damage import Damaged, LostShard
+from zephon.columns.template import template_of
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
-from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere, template_of
+from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere
 from zephon.data.fetch import Spans
-from zephon.data.formats import format_named, select_format
 from zephon.data.formats.base import Format
-from zephon.data.job_listing import job_listing
+from zephon.data.formats.registry import format_named, select_format
+from zephon.data.index import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
-from zephon.data.storage import Listing, is_remote, list_files, local_path
-from zephon.data.stores.base import shown
+from zephon.data.storage import WINDOW_BYTES, Listing, is_remote, list_files, local_path
+from zephon.data.store import shown
 from zephon.errors import DataError, RecipeError
 
 __all__ = ["Dataset"]
@@ -30,7 +31,7 @@ __all__ = ["Dataset"]
 class Dataset:
     """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
 
-    fmt: a name of `zephon.data.formats.FORMATS`; None finds it from the file names. text_field: the column that holds
+    fmt: the name of a format (docs/formats.md); None finds it from the file names. text_field: the column that holds
     the documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None
     leaves it to the pipeline. group: a name shared by datasets whose documents may stand in one record where packing
     asks for homogeneous ones.
@@ -200,7 +201,7 @@ class Dataset:
         catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
         if listing.sources is not None:
             spans = spans or Spans(None)
-            sizes = catalog.shard_sizes if catalog.sequential else catalog.group_length
+            sizes = catalog.shard_sizes.clip(max=WINDOW_BYTES) if catalog.sequential else catalog.group_length
             spans.require(self.name, int(sizes.max()))
         plain = is_text and columns == [size_column] and template_of(size_column) is None
         kinds = None if plain else existing

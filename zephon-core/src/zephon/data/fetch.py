@@ -24,13 +24,9 @@ __all__ = ["Spans", "open_spans"]
 _log = logging.getLogger(__name__)
 
 # One request at a time brings 50 to 100 MB/s from an object store; this many fill a link of 25 Gbit/s.
-_THREADS = 32
-_PLANNERS = 16
+_THREADS = {"read": 32, "part": 32, "plan": 16}
 _PART_BYTES = 8 << 20
-# Shards of which is known what was read besides announced ranges, and how many of the first such reads of each.
-_NOTED_SHARDS = 4096
-_NOTED_READS = 64
-_Key = tuple[str, str, int, int]
+_Key = tuple[str, str, int, int]  # path, version, start, length
 
 
 def open_spans(cache: CacheOptions) -> Spans:
@@ -51,91 +47,65 @@ class Spans:
         self.node, self.memory_bytes = node, memory_bytes
         self._lock = threading.Lock()
         self._flights: OrderedDict[_Key, Future[Any]] = OrderedDict()
-        self._announced = 0  # bytes announced and not yet used
-        self._noted: OrderedDict[str, set[tuple[_Key, int]]] = OrderedDict()  # by path of the shard
+        self._flight_bytes = 0
+        self._beside: dict[str, set[str]] = {}  # paths of files that shards have beside them, by path of the shard
         self._pools: dict[str, ThreadPoolExecutor] = {}
         self._process = os.getpid()
         self._largest = (0, "")  # bytes of the largest piece of any dataset, and its name
 
-    def read(self, file: StoredFile, start: int, length: int, *, noted: bool = False) -> Any:
-        """`length` bytes of `file` from `start`, as a buffer; errors as those of `StoredFile.open`.
-
-        `drop` forgets what was read `noted` without being told of it.
-        """
-        key = _key(file, start, length)
+    def read(self, file: StoredFile, start: int, length: int) -> Any:
+        """`length` bytes of `file` from `start`, as a buffer; errors as those of `StoredFile.open`."""
+        key = (file.path, file.version, start, length)
         with self._lock:
-            if noted:
-                self._note(file, key)
+            if file.owner:
+                self._beside.setdefault(file.owner, set()).add(file.path)
             flight = self._flights.get(key)
             mine = flight is None or flight.cancel()  # announced but not begun: quicker done here and now
             if mine:
-                if flight is None:
-                    self._announced += length
-                flight = self._flights[key] = Future()
-                flight.set_running_or_notify_cancel()  # no other thread may take it over
+                self._forget(key)
+                flight = self._add(key)
+                flight.set_running_or_notify_cancel()
         assert flight is not None
         if mine:
             self._fly(flight, file, start, length)
         try:
             data = flight.result()
         except BaseException:
-            self._forget(key, flight)  # the next who asks tries again
+            self._done(key, flight, keep=False)  # the next who asks tries again
             raise
-        if self.node is not None:
-            self._forget(key, flight)
-        else:
-            with self._lock:
-                if self._flights.get(key) is flight:
-                    self._flights.move_to_end(key)
-                self._shrink()
+        self._done(key, flight, keep=self.node is None)
         return data
 
     def announce(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> bool:
         """Has (start, length) ranges fetched that will be read soon; False where memory has no room for more."""
         if file.size <= SMALL_BYTES and ranges:
             ranges = [(0, file.size)]
-        fresh = []
-        with self._lock:
-            self._shrink()
-            for start, length in ranges:
-                key = _key(file, start, length)
+        pool = self._pool("read")
+        for start, length in ranges:
+            key = (file.path, file.version, start, length)
+            with self._lock:
+                self._shrink()
                 if key in self._flights:
                     continue
-                if self._announced + length > self.memory_bytes and self._announced:
+                if self._flight_bytes and self._flight_bytes + length > self.memory_bytes:
                     return False
-                self._announced += length
-                flight = self._flights[key] = Future()
-                fresh.append((flight, start, length))
-            pool = self._pool("read")
-        for flight, start, length in fresh:
+                flight = self._add(key)
             pool.submit(self._fly_announced, flight, file, start, length)
         return True
 
-    def plan(self, task: Callable[[], None]) -> None:
+    def plan(self, task: Callable[[], object]) -> None:
         """Runs what finds out which ranges to announce; its errors wait for whoever reads."""
-        with self._lock:
-            pool = self._pool("plan")
-        pool.submit(_quietly, task)
+        self._pool("plan").submit(_quietly, task)
 
-    def drop(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> None:
-        """Forgets bytes of a shard that turned out to be no good, so that they are fetched anew."""
+    def drop(self, file: StoredFile) -> None:
+        """Forgets all bytes of a shard, some of which turned out to be no good, so that they are fetched anew."""
+        paths = {file.path, *self._beside.get(file.path, ())}
         with self._lock:
-            keys = self._noted.pop(file.path, set()) | {(_key(file, *piece), file.size) for piece in ranges}
-        for key, size in keys:
-            with self._lock:
-                flight = self._flights.get(key)
-            if flight is not None:
-                self._forget(key, flight)
-            if self.node is not None:
-                self.node.drop(NodeCache.key(*key, size))
+            for key in [key for key in self._flights if key[0] in paths]:
+                self._forget(key)
         if self.node is not None:
-            self.node.drop(_whole_key(file))
-
-    def local(self, file: StoredFile) -> str | None:
-        """The path of a complete local copy of `file`, None where the node cache is off or full."""
-        if self.node is None or not file.version:
-            return None
-        return self.node.whole(_whole_key(file), file.size, lambda start, length: self._parts(file, start, length))
+            for path in paths:
+                self.node.drop(path)
 
     def require(self, name: str, largest: int) -> None:
         """Notes that dataset `name` is read in pieces of up to `largest` bytes, for `check_limit`."""
@@ -155,8 +125,8 @@ class Spans:
         least = 2 * max(1, int(ranks) if ranks.isdigit() else 1) * (largest + 4096)
         if name and self.node.limit_bytes < least:
             raise RecipeError(
-                f"cache_limit_bytes is {self.node.limit_bytes:,}, but dataset '{name}' is read in pieces of up to "
-                f"{largest:,} bytes and the cache must hold two for each process of this node; allow at least {least:,}"
+                f"cache_limit_bytes is {self.node.limit_bytes:,}; expected at least {least:,}, for dataset '{name}' is "
+                f"read in pieces of up to {largest:,} bytes and the cache must hold two for each process of this node"
             )
 
     def close(self) -> None:
@@ -164,7 +134,7 @@ class Spans:
         with self._lock:
             pools, self._pools = self._pools, {}
             self._flights.clear()
-            self._announced = 0
+            self._flight_bytes = 0
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -175,17 +145,17 @@ class Spans:
     def _fly(self, flight: Future[Any], file: StoredFile, start: int, length: int) -> None:
         try:
             if self.node is not None and file.version:
-                key = NodeCache.key(*_key(file, start, length), file.size)
-                data = self.node.fetch(key, length, lambda: self._parts(file, start, length))
+                key = (file.version, file.size, start, length)
+                data = self.node.fetch(file.path, key, length, lambda: self._from_store(file, start, length))
             else:
-                data = self._parts(file, start, length)
+                data = self._from_store(file, start, length)
         except BaseException as error:
             flight.set_exception(error)
         else:
             flight.set_result(data)
 
-    def _parts(self, file: StoredFile, start: int, length: int) -> Any:
-        """From the store, large ranges in several requests at once."""
+    def _from_store(self, file: StoredFile, start: int, length: int) -> Any:
+        """Large ranges in several requests at once."""
         if length <= _PART_BYTES * 3 // 2:
             return file.fetch(start, length)
         data = bytearray(length)
@@ -195,56 +165,45 @@ class Spans:
             size = min(_PART_BYTES, length - offset)
             view[offset : offset + size] = file.fetch(start + offset, size)
 
-        with self._lock:
-            pool = self._pool("part")
-        for done in [pool.submit(part, offset) for offset in range(0, length, _PART_BYTES)]:
-            done.result()
+        list(self._pool("part").map(part, range(0, length, _PART_BYTES)))
         return data
 
-    def _pool(self, kind: str) -> ThreadPoolExecutor:
-        if self._process != os.getpid():  # a fork has no threads
-            self._process, self._pools = os.getpid(), {}
-        if kind not in self._pools:
-            threads = _PLANNERS if kind == "plan" else _THREADS
-            self._pools[kind] = ThreadPoolExecutor(threads, thread_name_prefix=f"zephon-{kind}")
-        return self._pools[kind]
-
-    def _note(self, file: StoredFile, key: _Key) -> None:
-        owner = file.owner or file.path
-        reads = self._noted.setdefault(owner, set())
-        self._noted.move_to_end(owner)
-        if len(reads) < _NOTED_READS:
-            reads.add((key, file.size))
-        if len(self._noted) > _NOTED_SHARDS:
-            self._noted.popitem(last=False)
-
-    def _forget(self, key: _Key, flight: Future[Any]) -> None:
+    def _done(self, key: _Key, flight: Future[Any], *, keep: bool) -> None:
         with self._lock:
             if self._flights.get(key) is flight:
-                del self._flights[key]
-                self._announced -= key[3]
+                if keep:
+                    self._flights.move_to_end(key)
+                else:
+                    self._forget(key)
+            self._shrink()
+
+    def _pool(self, kind: str) -> ThreadPoolExecutor:
+        with self._lock:
+            if self._process != os.getpid():  # a fork has no threads
+                self._process, self._pools = os.getpid(), {}
+            if kind not in self._pools:
+                self._pools[kind] = ThreadPoolExecutor(_THREADS[kind], thread_name_prefix=f"zephon-{kind}")
+            return self._pools[kind]
+
+    # The rest is called with the lock held.
+
+    def _add(self, key: _Key) -> Future[Any]:
+        self._flight_bytes += key[3]
+        flight = self._flights[key] = Future()
+        return flight
+
+    def _forget(self, key: _Key) -> None:
+        if self._flights.pop(key, None) is not None:
+            self._flight_bytes -= key[3]
 
     def _shrink(self) -> None:
         """Drops what was announced or read longest ago and has come, down to the bytes that memory may take."""
-        if self._announced <= self.memory_bytes:
-            return
-        for key, flight in list(self._flights.items()):
-            if self._announced <= self.memory_bytes:
-                return
-            if flight.done():
-                del self._flights[key]
-                self._announced -= key[3]
+        for key in list(self._flights) if self._flight_bytes > self.memory_bytes else ():
+            if self._flight_bytes > self.memory_bytes and self._flights[key].done():
+                self._forget(key)
 
 
-def _key(file: StoredFile, start: int, length: int) -> _Key:
-    return file.path, file.version, start, length
-
-
-def _whole_key(file: StoredFile) -> str:
-    return NodeCache.key(file.path, file.version, "whole", file.size)
-
-
-def _quietly(task: Callable[[], None]) -> None:
+def _quietly(task: Callable[[], object]) -> None:
     try:
         task()
     except Exception as error:

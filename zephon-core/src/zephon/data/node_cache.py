@@ -1,24 +1,22 @@
-"""What came from stores, kept on this node's disk and shared by its processes.
+"""Ranges of bytes that came from stores, kept on this node's disk and shared by its processes.
 
-An entry is one range of bytes of one version of one object, or one whole object. Entries are made whole or not at all:
-
-* Whoever wants one that is missing locks ``KEY.part`` and downloads into it; others wait for the lock, and find the
-  entry there. A lock is let go by the system when its holder dies, so a kill leaves nothing but a file to write over.
-* A finished part is renamed to its entry. Every entry carries its length and a checksum, which are compared when it is
-  read; one that does not fit is made anew.
-* The bytes taken are counted in one file that all processes lock, before they are written; past the limit the entries
-  not used for longest go, whole copies too: who has one open reads on, and who opens one that is gone downloads it
-  again. Only files with the names that this module gives are ever counted or removed.
+* Whoever wants an entry that is missing locks ``KEY.lock`` and downloads; others wait for the lock, and find the entry
+  there. A lock is let go by the system when its holder dies.
+* An entry is written to ``KEY.part`` and renamed when it is complete. It ends with its length and a checksum; one that
+  does not fit them is made anew.
+* The bytes taken are counted in the file ``usage``, before they are written; past the limit the entries not used for
+  longest go. Only files with the names that this module gives are ever counted or removed.
 
 Nothing here can end a run: where the disk is full, gone or read-only, ranges are streamed and one warning says so.
 """
 
-import errno
-import fcntl
+from __future__ import annotations
+
 import hashlib
 import logging
 import os
 import re
+import shutil
 import struct
 import threading
 import time
@@ -28,20 +26,20 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 __all__ = ["NodeCache"]
 
 _log = logging.getLogger(__name__)
 
-_OURS = re.compile(r"[0-9a-f]{40}\.(range|whole|sum|part)")
+_OURS = re.compile(r"[0-9a-f]{40}\.(range|part|lock|whole|sum)")  # the last two of earlier versions
 _TRAILER = struct.Struct("<8sIQ")  # mark, CRC-32 of the bytes, their number
 _MARK = b"zephon 1"
-_FIRST_POLL, _LONGEST_POLL = 0.002, 0.05
+_POLL_SECONDS = 0.005
 _WAIT_SECONDS = 330.0  # for another process's download, which has a deadline of its own
 _LEFT_FREE = 1 << 30  # of the disk, where no limit is set
-_SWEPT_TO = 0.9  # of the limit, so that sweeps are rare
+_SWEPT_SHARE = 0.1  # of the limit that a sweep frees beyond need, so that sweeps are rare
 _QUIET_SECONDS = 60.0  # after a failed write, until the next is tried
-_PIECE = 8 << 20
-_BLOCK = 1 << 20
 
 
 class NodeCache:
@@ -57,241 +55,128 @@ class NodeCache:
         self._lock = threading.Lock()
         self._quiet_until = 0.0
         self._warned = False
-        self._sound: dict[str, int] = {}  # whole copies whose checksum this process has compared, with their inodes
 
-    @staticmethod
-    def key(*identity: object) -> str:
-        """The name of an entry, from everything that its bytes depend on."""
-        text = "\0".join(map(str, identity))
-        return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:40]
+    def fetch(self, owner: str, key: object, length: int, download: Callable[[], Any]) -> Any:
+        """The `length` bytes of an entry as a buffer, from the disk or from `download`, which one process calls.
 
-    def fetch(self, key: str, length: int, download: Callable[[], Any]) -> Any:
-        """The `length` bytes of an entry as a buffer, from the disk or from `download`, which one process calls."""
-        entry = self._path(key, "range")
-        kept = _read_entry(entry, length)
-        if kept is not None:
-            return kept
-        with self._part(key, entry.exists) as part:
-            kept = _read_entry(entry, length) if part is None or entry.exists() else None
-            if kept is not None:
-                return kept
-            data = download()
-            if part is not None:
-                with self._forgiven():
-                    self._reserve(length + _TRAILER.size, part)
-                    _write(part, data, 0)
-                    _write(part, _TRAILER.pack(_MARK, zlib.crc32(data), length), length)
-                    os.rename(self._path(key, "part"), entry)
-            return data
-
-    def drop(self, key: str) -> None:
-        """Forgets an entry whose bytes turned out to be no good."""
-        for kind in ("range", "whole", "sum"):
-            self._path(key, kind).unlink(missing_ok=True)
-        self._sound.pop(key, None)
-
-    def whole(self, key: str, size: int, download: Callable[[int, int], Any]) -> str | None:
-        """The path of a complete copy of an object of `size` bytes, None where there is no room for one.
-
-        `download(start, length)` gives bytes of it. The copy goes when room is needed and all others were used later,
-        so open it at once and ask again where that fails; once open it can be read to the end.
+        Args:
+            owner: the file that the entry belongs to, see `drop`.
+            key: everything else that the bytes depend on; its `repr` counts.
         """
-        entry, checksum = self._path(key, "whole"), self._path(key, "sum")
-        if self._has_whole(key, entry, checksum, size):
-            return str(entry)
-        with self._part(key, entry.exists) as part:
-            if self._has_whole(key, entry, checksum, size):
-                return str(entry)
-            if part is None:
-                return None
-            try:
-                self._reserve(size, part, beside=_TRAILER.size)
-            except OSError as error:
-                self._complain(error)
-                return None
-            crc = 0
-            for start in range(0, size, _PIECE):
-                data = download(start, min(_PIECE, size - start))
-                crc = zlib.crc32(data, crc)
-                try:
-                    _write(part, data, start)
-                except OSError as error:
-                    self._complain(error)
-                    return None
-            with self._forgiven():
-                checksum.write_bytes(_TRAILER.pack(_MARK, crc, size))
-                os.rename(self._path(key, "part"), entry)
-                self._sound[key] = os.fstat(part).st_ino
-            return str(entry) if self._has_whole(key, entry, checksum, size) else None
+        entry = self._path(owner, key)
+        data = _read_entry(entry, length)
+        if data is not None:
+            return data
+        with self._turn(entry):
+            data = _read_entry(entry, length)
+            if data is None:
+                data = download()
+                self._keep(entry, data)
+        return data
 
-    def _path(self, key: str, kind: str) -> Path:
-        return self.folder / key[:2] / f"{key}.{kind}"
+    def drop(self, owner: str) -> None:
+        """Forgets all entries of a file whose bytes turned out to be no good."""
+        first = self._path(owner, None)
+        with suppress(OSError):
+            for entry in first.parent.glob(f"{first.name[:20]}*.range"):
+                entry.unlink(missing_ok=True)
+
+    def _path(self, owner: str, key: object) -> Path:
+        name = _digest(owner) + _digest(repr(key))
+        return self.folder / name[:2] / f"{name}.range"
 
     @contextmanager
-    def _part(self, key: str, finished: Callable[[], bool]) -> Iterator[int | None]:
-        """The locked, empty part of an entry as a descriptor; None where the entry came meanwhile or cannot be kept.
-
-        What is still there under its name at the end is removed.
-        """
-        part = self._path(key, "part")
-        descriptor = None
-        if time.monotonic() >= self._quiet_until:
-            with self._forgiven():
-                descriptor = self._locked(part, finished)
+    def _turn(self, entry: Path) -> Iterator[None]:
+        """Alone with an entry; together with others where that cannot be had."""
+        if time.monotonic() < self._quiet_until:
+            yield
+            return
+        lock = FileLock(entry.with_suffix(".lock"), timeout=_WAIT_SECONDS)
         try:
-            yield descriptor
+            entry.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire(poll_interval=_POLL_SECONDS)
+        except Timeout:
+            pass
+        except OSError as error:
+            self._complain(error)
+        try:
+            yield
         finally:
-            if descriptor is not None:
+            if lock.is_locked:
+                # Who waits for it finds the entry, and who comes later does not need it.
                 with suppress(OSError):
-                    if _same_file(descriptor, part):
-                        part.unlink()
-                os.close(descriptor)
+                    entry.with_suffix(".lock").unlink(missing_ok=True)
+                lock.release()
 
-    def _locked(self, part: Path, finished: Callable[[], bool]) -> int | None:
-        wait, give_up = _FIRST_POLL, time.monotonic() + _WAIT_SECONDS
-        while not finished():
+    def _keep(self, entry: Path, data: Any) -> None:
+        length = len(data)
+        if time.monotonic() < self._quiet_until or (self.limit_bytes and length + _TRAILER.size > self.limit_bytes):
+            return
+        part = entry.with_suffix(".part")
+        try:
             try:
-                descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-            except FileNotFoundError:
-                part.parent.mkdir(parents=True, exist_ok=True)
-                continue
-            if _try_lock(descriptor):
-                if _same_file(descriptor, part):
-                    os.ftruncate(descriptor, 0)
-                    return descriptor
-                os.close(descriptor)  # renamed or removed between opening and locking: look again
-                continue
-            os.close(descriptor)
-            if time.monotonic() > give_up:
-                return None
-            time.sleep(wait)
-            wait = min(2 * wait, _LONGEST_POLL)
-        return None
+                with open(part, "wb") as file:
+                    self._reserve(file.fileno(), length + _TRAILER.size)
+                    file.write(data)
+                    file.write(_TRAILER.pack(_MARK, zlib.crc32(data), length))
+                os.replace(part, entry)
+            finally:
+                part.unlink(missing_ok=True)
+        except OSError as error:
+            self._complain(error)
 
-    def _reserve(self, size: int, part: int, beside: int = 0) -> None:
-        """Takes `size` bytes of the disk for a part, removing the entries not used for longest as far as needed.
-
-        They are counted as taken, and so are those of its file `beside`.
-        """
-        size += beside
-        if self.limit_bytes is not None and size > self.limit_bytes:
-            raise _TooLarge(errno.EFBIG, f"{size:,} bytes at once, where its limit is {self.limit_bytes:,}")
-        with self._usage() as usage:
-            used = _read_number(usage)
-            if used is None or not self._fits(used, size):
+    def _reserve(self, part: int, size: int) -> None:
+        """Counts the `size` bytes of a part as taken, removing the entries not used for longest as far as needed."""
+        with FileLock(self.folder / "usage.lock").acquire(poll_interval=_POLL_SECONDS):
+            os.ftruncate(part, size)  # from here on a sweep counts it
+            usage = self.folder / "usage"
+            text = usage.read_text() if usage.exists() else ""
+            used = int(text) + size if text.isdecimal() else None
+            if used is None or self._excess(used, size) > 0:
                 used = self._sweep(size)
-            if not self._fits(used, size):
-                raise OSError(errno.ENOSPC, "no room within the limit of the cache")
-            if hasattr(os, "posix_fallocate"):
-                try:
-                    os.posix_fallocate(part, 0, max(size - beside, 1))
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-                            raise
-                    else:
-                        used = self._sweep(size, must_free=size)
-                        os.posix_fallocate(part, 0, max(size - beside, 1))
-            _write_number(usage, used + size)
+            usage.write_text(str(used))
+            if self._excess(used, size) > 0:
+                raise OSError(28, "no room within the limit of the cache")
 
-    def _fits(self, used: int, size: int) -> bool:
-        if self.limit_bytes is not None:
-            return used + size <= self.limit_bytes
-        disk = os.statvfs(self.folder)
-        return disk.f_bavail * disk.f_frsize - size >= min(_LEFT_FREE, disk.f_blocks * disk.f_frsize // 20)
+    def _excess(self, used: int, size: int) -> int:
+        """How many bytes must go before `size` of the `used` ones can be written."""
+        disk = shutil.disk_usage(self.folder)
+        if self.limit_bytes:
+            return max(used - self.limit_bytes, size - disk.free)
+        return size + min(_LEFT_FREE, disk.total // 20) - disk.free
 
-    def _sweep(self, size: int, must_free: int = 0) -> int:
+    def _sweep(self, size: int) -> int:
         """Removes the entries not used for longest until `size` more bytes fit well; gives the bytes still taken."""
-        found: list[tuple[float, int, Path]] = []
+        found = []
         for path in self._entries():
             with suppress(OSError):
+                if path.suffix == ".part" and _remove_left_behind(path):
+                    continue
                 stat = path.lstat()
-                if path.name.endswith(".part") and self._remove_unlocked(path):
-                    continue  # what a killed process left behind
                 found.append((stat.st_mtime, stat.st_size, path))
-        used = sum(entry[1] for entry in found)
-        goal = used - must_free
-        if self.limit_bytes is not None:
-            goal = min(goal, int(_SWEPT_TO * self.limit_bytes) - size, self.limit_bytes - size)
-        elif not must_free:
-            disk = os.statvfs(self.folder)
-            lacking = size + min(_LEFT_FREE, disk.f_blocks * disk.f_frsize // 20) - disk.f_bavail * disk.f_frsize
-            goal = used - max(0, 2 * lacking)
-        for _, nbytes, path in sorted(found):
-            if used <= max(goal, 0):
+        used = sum(nbytes for _, nbytes, _ in found)
+        excess = self._excess(used, size)
+        goal = used - excess - (int(_SWEPT_SHARE * self.limit_bytes) if self.limit_bytes else excess)
+        for _, nbytes, path in sorted(found) if excess > 0 else ():
+            if used <= goal:
                 break
-            if path.name.endswith((".part", ".sum")):
-                continue
-            with suppress(OSError):
-                path.unlink()
-                used -= nbytes
-                if path.name.endswith(".whole"):
-                    path.with_suffix(".sum").unlink(missing_ok=True)
+            if path.suffix not in (".part", ".lock"):
+                with suppress(OSError):
+                    path.unlink()
+                    used -= nbytes
         return used
 
     def _entries(self) -> Iterator[Path]:
-        with suppress(OSError):
-            for folder in os.scandir(self.folder):
-                if not (len(folder.name) == 2 and folder.is_dir(follow_symlinks=False)):
-                    continue
+        for folder in os.scandir(self.folder):
+            if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
                 for file in os.scandir(folder.path):
                     if _OURS.fullmatch(file.name) and file.is_file(follow_symlinks=False):
                         yield Path(file.path)
 
-    def _remove_unlocked(self, path: Path) -> bool:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        try:
-            if not _try_lock(descriptor):
-                return False
-            path.unlink()
-            return True
-        finally:
-            os.close(descriptor)
-
-    @contextmanager
-    def _usage(self) -> Iterator[int]:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self.folder / "usage", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # held for the moment of counting, or of a sweep
-            yield descriptor
-        finally:
-            os.close(descriptor)
-
-    def _has_whole(self, key: str, entry: Path, checksum: Path, size: int) -> bool:
-        """Whether a sound copy is there, which is then marked as used now."""
-        try:
-            descriptor = os.open(entry, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError:
-            return False
-        sound = False
-        try:
-            inode = os.fstat(descriptor).st_ino
-            sound = self._sound.get(key) == inode or _is_sound(descriptor, checksum, size)
-            if sound:
-                self._sound[key] = inode
-                os.utime(descriptor)
-        except OSError:
-            sound = False
-        finally:
-            os.close(descriptor)
-        if not sound:
-            with suppress(OSError):
-                entry.unlink(missing_ok=True)
-        return sound
-
-    @contextmanager
-    def _forgiven(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._complain(error)
-
     def _complain(self, error: OSError) -> None:
         """Streams for a minute before the next try, and says so once per process."""
         with self._lock:
-            if not isinstance(error, _TooLarge):  # smaller entries fit
-                self._quiet_until = time.monotonic() + _QUIET_SECONDS
+            self._quiet_until = time.monotonic() + _QUIET_SECONDS
             first, self._warned = not self._warned, True
         if first:
             _log.warning(
@@ -302,8 +187,21 @@ class NodeCache:
             )
 
 
-class _TooLarge(OSError):
-    """An entry that the limit has no room for even alone."""
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
+
+
+def _remove_left_behind(part: Path) -> bool:
+    """Removes a part whose writer is dead."""
+    lock = FileLock(part.with_suffix(".lock"), timeout=0)
+    try:
+        lock.acquire()
+    except Timeout:
+        return False
+    part.unlink(missing_ok=True)
+    part.with_suffix(".lock").unlink(missing_ok=True)
+    lock.release()
+    return True
 
 
 def _read_entry(path: Path, length: int) -> Any:
@@ -314,54 +212,12 @@ def _read_entry(path: Path, length: int) -> Any:
             count, view = 0, memoryview(data)
             while more := file.readinto(view[count:]):
                 count += more
-        mark, crc, told = _TRAILER.unpack_from(data, length) if count == length + _TRAILER.size else (b"", 0, 0)
-        payload = view[:length]
-        if (mark, told) != (_MARK, length) or zlib.crc32(payload) != crc:
-            path.unlink(missing_ok=True)
-            return None
-        with suppress(OSError):
-            os.utime(path)
-        return payload
+        if count == length + _TRAILER.size:
+            payload = view[:length]
+            if _TRAILER.unpack_from(data, length) == (_MARK, zlib.crc32(payload), length):
+                os.utime(path)
+                return payload
+        path.unlink(missing_ok=True)
     except OSError:
-        return None
-
-
-def _is_sound(descriptor: int, checksum: Path, size: int) -> bool:
-    mark, crc, told = _TRAILER.unpack(checksum.read_bytes()[: _TRAILER.size].ljust(_TRAILER.size, b"\0"))
-    if (mark, told) != (_MARK, size) or os.fstat(descriptor).st_size != size:
-        return False
-    found, position = 0, 0
-    while block := os.pread(descriptor, _BLOCK, position):
-        found, position = zlib.crc32(block, found), position + len(block)
-    return found == crc
-
-
-def _write(descriptor: int, data: Any, offset: int) -> None:
-    view = memoryview(data).cast("B")
-    while len(view):
-        count = os.pwrite(descriptor, view, offset)
-        view, offset = view[count:], offset + count
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _same_file(descriptor: int, path: Path) -> bool:
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
-
-
-def _read_number(descriptor: int) -> int | None:
-    text = os.pread(descriptor, 32, 0)
-    return int(text) if re.fullmatch(rb"\d{20}\n", text) else None
-
-
-def _write_number(descriptor: int, number: int) -> None:
-    os.pwrite(descriptor, b"%020d\n" % number, 0)
+        pass
+    return None

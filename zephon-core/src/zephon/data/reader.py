@@ -17,8 +17,8 @@ from zephon.data.catalog import Catalog
 from zephon.data.columns import as_types
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Group, ShardReader
-from zephon.data.storage import FileChanged, Listing, StoredFile
-from zephon.data.stores.base import Unavailable
+from zephon.data.storage import WINDOW_BYTES, FileChanged, Listing, StoredFile
+from zephon.data.store import Unavailable
 from zephon.errors import DataError
 
 __all__ = ["GroupSource", "OpenDataset", "ShardFiles"]
@@ -279,7 +279,7 @@ class ShardFiles:
                 # Bytes may have been damaged on their way, or on this node's disk: those of the store decide.
                 if self._spans is None or tries == _FETCHED_AGAIN:
                     raise
-                self._forget(shard, group)
+                self._forget(shard)
             tries += 1
 
     def row_bytes(self, shard: int) -> float:
@@ -292,19 +292,13 @@ class ShardFiles:
             return True
         spans, file = self._spans, self._file(shard)
 
-        def plan() -> None:
-            if file.whole:
-                spans.local(file)
-            elif (ranges := _ranges(self._reader(shard), group)) is not None:
-                spans.announce(file, ranges)
-
         with self._lock:
             reader = self._readers.get(shard)
-        if reader is None or file.whole:  # finding out what to fetch takes a request by itself
-            spans.plan(plan)
+        if reader is None:  # finding out what to fetch takes a request by itself
+            first = [(0, min(WINDOW_BYTES, file.size))]
+            spans.plan(lambda: spans.announce(file, first if file.sequential else _ranges(self._reader(shard), group)))
             return True
-        ranges = _ranges(reader, group)
-        return ranges is None or spans.announce(file, ranges)
+        return spans.announce(file, _ranges(reader, group))
 
     def close(self) -> None:
         with self._lock:
@@ -338,16 +332,15 @@ class ShardFiles:
         return reader
 
     def _file(self, shard: int) -> StoredFile:
-        whole = self._spans is not None and self._format.is_sequential(self._listing.names[shard])
-        return self._listing.file(shard, self._spans, whole=whole)
+        sequential = self._format.is_sequential(self._listing.names[shard])
+        return self._listing.file(shard, self._spans, sequential=sequential)
 
-    def _forget(self, shard: int, group: Group) -> None:
-        """Drops what is held of a group and its shard, here and in the node's cache."""
+    def _forget(self, shard: int) -> None:
+        """Drops what is held of a shard, here and in the node's cache."""
         assert self._spans is not None
         with self._lock:
             reader = self._readers.pop(shard, None)
-        ranges = _ranges(reader, group) if reader is not None else None  # else it could not even be opened
-        self._spans.drop(self._file(shard), ranges or [])
+        self._spans.drop(self._file(shard))
         if reader is not None:
             reader.close()
 
@@ -371,7 +364,7 @@ class ShardFiles:
             stale.close()
 
 
-def _ranges(reader: ShardReader, group: Group) -> list[tuple[int, int]] | None:
-    """The (start, length) of the bytes that a reader will ask for, where its format can tell beforehand."""
+def _ranges(reader: ShardReader, group: Group) -> list[tuple[int, int]]:
+    """The (start, length) of the bytes that a reader will ask for; none where its format cannot tell beforehand."""
     ranges = getattr(reader, "ranges", None)
-    return ranges(group) if ranges is not None else None
+    return list(ranges(group)) if ranges is not None else []

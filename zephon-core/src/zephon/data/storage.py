@@ -1,7 +1,7 @@
-"""Where files come from: the one place that turns a dataset's path into files and opens them.
+"""Files of datasets: the one place that turns a dataset's path into files and opens them.
 
-A path is a local file, a folder, a glob, or the URI of one of the `stores`. Wherever they lie, the rest of `zephon.io`
-sees a sorted `Listing` and, per file, a `StoredFile` that opens as an Arrow file.
+A path is a local file, a folder, a glob, or the URI of a store. Wherever files lie, the rest of `zephon.data` sees a
+sorted `Listing` and, per file, a `StoredFile` that opens as an Arrow file.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import posixpath
 import re
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
@@ -25,19 +24,29 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zephon.data import stores
-from zephon.data.stores.base import Found, Source
+from zephon.data import store
+from zephon.data.store import Changed, Source, attempt, shown, store_of
 from zephon.errors import DataError
 
 if TYPE_CHECKING:
     from zephon.data.fetch import Spans
 
-__all__ = ["SMALL_BYTES", "FileChanged", "Listing", "StoredFile", "is_remote", "list_files", "local_path"]
+__all__ = [
+    "SMALL_BYTES",
+    "WINDOW_BYTES",
+    "FileChanged",
+    "Listing",
+    "StoredFile",
+    "is_remote",
+    "list_files",
+    "local_path",
+]
 
 SMALL_BYTES = 64 << 10
 """A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
-
-_OPENED_AGAIN = 3
+WINDOW_BYTES = 4 << 20
+"""Most bytes that are read ahead of reads that follow each other."""
+_LEAST_BYTES = 16 << 10
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
 _MAGIC = re.compile(r"[*?\[]")
 
@@ -56,7 +65,7 @@ class StoredFile:
         mtime_ns: nanoseconds since the epoch; for a file of a store a number made of its version.
         source: where its bytes are, None for a local file.
         spans: how they are read ahead and kept, None to stream them.
-        whole: read from a complete local copy, where one can be had: for formats that read from the start.
+        sequential: only ever read from its start on.
         among: the listing that it is from, for the files beside it; None where it was not listed, or is looked at anew.
         owner: path of the shard that this file lies beside and belongs to, "" for a shard itself.
     """
@@ -66,7 +75,7 @@ class StoredFile:
     mtime_ns: int
     source: Source | None = None
     spans: Spans | None = None
-    whole: bool = False
+    sequential: bool = False
     among: Listing | None = field(default=None, repr=False, compare=False)
     owner: str = ""
 
@@ -88,12 +97,6 @@ class StoredFile:
             DataError: it cannot be opened.
         """
         if self.source is not None:
-            for _ in range(_OPENED_AGAIN if self.whole else 0):
-                copy = self.spans.local(self) if self.spans is not None else None
-                if copy is None:
-                    break
-                with suppress(FileNotFoundError):  # others needed the room meanwhile
-                    return pa.OSFile(copy, "rb")
             return pa.PythonFile(_RangeFile(self, ranges), mode="r")
         try:
             file = pa.OSFile(self.path, "rb")
@@ -115,32 +118,12 @@ class StoredFile:
         """Bytes of a file of a store as a buffer, straight from there; errors as `open`."""
         assert self.source is not None
         try:
-            return stores.fetch(self.source, self.path, self.size, start, length)
-        except stores.Changed as changed:
+            return store.fetch(self.source, self.path, self.size, start, length)
+        except Changed as changed:
             raise FileChanged(
                 f"'{self.path}' has changed since the dataset was listed ({changed}); a dataset must not change during "
                 "a run, so restore the file or start a new run"
             ) from changed
-
-    def local(self) -> str:
-        """The path of a complete copy of the file on this machine, for libraries that take nothing but paths.
-
-        For a local file that is the file itself, else one in the node's cache. The path may be read, never written, and
-        opened at once: an open file can be read to the end, the path may go when others need the room.
-
-        Raises:
-            FileChanged, DataError: as `open`; DataError too where the cache is off or has no room for a copy.
-        """
-        if self.source is None:
-            self.open().close()
-            return self.path
-        copy = self.spans.local(self) if self.spans is not None else None
-        if copy is None:
-            raise DataError(
-                f"'{self.path}' ({self.size:,} bytes) must be copied to this machine to be read, and the cache is off "
-                "or has no room; set cache_dir to a folder with room, and raise cache_limit_bytes"
-            )
-        return copy
 
     def beside(self, name: str) -> StoredFile:
         """The file called `name` (a plain name, no path) in the same folder, as it was listed or else as it is now.
@@ -154,7 +137,7 @@ class StoredFile:
         if self.source is None:
             return replace(self, path=path).refreshed()
         key = posixpath.join(posixpath.dirname(self.source.key), name)
-        found = replace(self, path=path, source=replace(self.source, key=key), owner=self.owner or self.path)
+        found = replace(self, path=path, source=self.source._replace(key=key), owner=self.owner or self.path)
         listed = self.among.at(path) if self.among is not None else None
         if listed is None:
             return found.refreshed()
@@ -165,21 +148,21 @@ class StoredFile:
         if self.source is None:
             now = _stat_regular(self.path)
             return StoredFile(self.path, now.st_size, now.st_mtime_ns)
-        store, key = self.source.store, self.source.key
+        place = self.source
         try:
-            size, version = stores.attempt(lambda: store.head(key), store, f"'{self.path}'")
-        except stores.Changed as changed:
+            size, version = attempt(lambda: place.store.head(place.key), place.store, f"'{self.path}'")
+        except Changed as changed:
             raise DataError(f"'{self.path}' cannot be looked at: {changed}; check the store") from changed
-        source = replace(self.source, version=version)
+        source = place._replace(version=version)
         return replace(self, size=size, mtime_ns=_stamp(version), source=source, among=None)
 
 
 class _RangeFile(io.RawIOBase):
     """A file of a store as a Python file. What was announced comes from `Spans`, the rest as it is asked for.
 
-    Reads that follow each other double a window of look-ahead, up to `_WINDOW_BYTES`; others fetch what they ask for,
-    and `_LEAST_BYTES` at least, since small reads come in company; of a small file, all of it. What was read is kept on
-    the node as far as the same reads will come again: from the next rank, and whenever the file is opened anew.
+    Reads that follow each other double a window of look-ahead, up to `WINDOW_BYTES`; others fetch what they ask for,
+    and `_LEAST_BYTES` at least, since small reads come in company; of a small file, all of it. Windows follow from the
+    reads alone, so the next rank of the node asks for the same ones and finds them there.
     """
 
     def __init__(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> None:
@@ -187,7 +170,8 @@ class _RangeFile(io.RawIOBase):
         self._ranges = [(start, start + length) for start, length in ranges if length]
         self._position = 0
         self._held = (0, memoryview(b""))
-        self._window = _LEAST_BYTES
+        self._window = self._least = min(WINDOW_BYTES if file.sequential else _LEAST_BYTES, file.size)
+        self._on_node = file.spans is not None and file.spans.node is not None
         if file.spans is not None and len(self._ranges) > 1 and file.size > SMALL_BYTES:
             file.spans.announce(file, [(start, stop - start) for start, stop in self._ranges])
 
@@ -226,45 +210,35 @@ class _RangeFile(io.RawIOBase):
 
     def _bytes(self, start: int, length: int) -> Any:
         stop = start + length
-        held_start, held = self._held
-        if held_start <= start and stop <= held_start + len(held):
-            return held[start - held_start : stop - held_start]
-        if self._file.size <= SMALL_BYTES:
-            self._held = (0, memoryview(self._read(0, self._file.size, is_own=True)))
-            return self._held[1][start:stop]
-        for first, last in self._ranges:
-            if first <= start and stop <= last:
-                self._held = (first, memoryview(self._read(first, last - first)))
-                return self._held[1][start - first : stop - first]
-        follows = bool(len(held)) and start == held_start + len(held)
-        if follows or (len(held) and held_start <= start < held_start + len(held)):
-            # Reading on: keep what is at hand, fetch the rest and more.
-            begun = bytes(held[start - held_start :]) if not follows else b""
-            self._window = min(2 * self._window, _WINDOW_BYTES)
-            wanted = max(length - len(begun), self._window)
-            at = start + len(begun)
-            wanted = min(wanted, self._file.size - at)
-            # Without a cache on the node it is a stream, and nothing of it is to stay in memory.
-            on_node = self._file.spans is not None and self._file.spans.node is not None
-            more = self._read(at, wanted, is_own=True) if on_node else self._file.fetch(at, wanted)
-            data = memoryview(begun + bytes(more) if begun else more)
-        else:
-            self._window = _LEAST_BYTES
-            wanted = min(max(length, _LEAST_BYTES), self._file.size - start)
-            data = memoryview(self._read(start, wanted, is_own=True))
-        self._held = (start, data)
-        return data[:length]
+        first, held = self._held
+        last = first + len(held)
+        if not first <= start <= stop <= last:
+            first, held = self._held = self._around(start, stop, first, last, held)
+        return held[start - first : stop - first]
 
-    def _read(self, start: int, length: int, *, is_own: bool = False) -> Any:
-        """`is_own` where nobody but this file knows that these bytes are read."""
+    def _around(self, start: int, stop: int, first: int, last: int, held: memoryview) -> tuple[int, memoryview]:
+        """(position, bytes) that hold [start, stop); `held` are the bytes [first, last) of the file."""
+        file = self._file
+        if file.size <= SMALL_BYTES:
+            return 0, self._read(0, file.size)
+        for low, high in self._ranges:
+            if low <= start and stop <= high:
+                return low, self._read(low, high - low)
+        if not (held and first <= start <= last):
+            self._window = self._least
+            return start, self._read(start, min(max(stop - start, self._window), file.size - start))
+        self._window = min(2 * self._window, WINDOW_BYTES)
+        length = min(max(stop - last, self._window), file.size - last)
+        # Without a cache on the node it is a stream, and nothing of it is to stay in memory.
+        more = self._read(last, length) if self._on_node else memoryview(file.fetch(last, length))
+        if file.sequential and self._on_node and file.spans is not None and last + length < file.size:
+            file.spans.announce(file, [(last + length, min(WINDOW_BYTES, file.size - last - length))])
+        kept = held[start - first :]
+        return start, memoryview(bytes(kept) + bytes(more)) if kept else more
+
+    def _read(self, start: int, length: int) -> memoryview:
         spans = self._file.spans
-        if spans is None:
-            return self._file.fetch(start, length)
-        return spans.read(self._file, start, length, noted=is_own)
-
-
-_LEAST_BYTES = 16 << 10
-_WINDOW_BYTES = 4 << 20
+        return memoryview(self._file.fetch(start, length) if spans is None else spans.read(self._file, start, length))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -285,12 +259,12 @@ class Listing:
     pin: str = ""
     others: Listing | None = None
 
-    def file(self, index: int, spans: Spans | None = None, *, whole: bool = False) -> StoredFile:
+    def file(self, index: int, spans: Spans | None = None, *, sequential: bool = False) -> StoredFile:
         size, stamp = int(self.sizes[index]), int(self.mtimes[index])
         if self.sources is None:
             return StoredFile(os.path.join(self.root, self.names[index]), size, stamp)
         path = f"{self.root}/{self.names[index]}"
-        return StoredFile(path, size, stamp, self.sources[index], spans, whole, self.others)
+        return StoredFile(path, size, stamp, self.sources[index], spans, sequential, self.others)
 
     def at(self, path: str) -> StoredFile | None:
         """The file of a store with that path, None if it is not among these."""
@@ -330,7 +304,7 @@ def local_path(path: str) -> str:
     if uri is None:
         return os.path.expanduser(path)
     if uri[1].lower() != "file":
-        raise DataError(f"'{stores.shown(path)}' lies in a store, where a local path was expected; copy it first")
+        raise DataError(f"'{shown(path)}' lies in a store, where a local path was expected; copy it first")
     if uri[2] not in ("", "localhost"):
         raise DataError(f"'{path}' names the host '{uri[2]}', and file:// is local only; write file:///folder/file")
     return unquote(path[uri.end() :])
@@ -373,23 +347,14 @@ def list_files(path: str) -> Listing:
 
 
 def _list_remote(uri: str) -> Listing:
-    store, path = stores.store_of(uri)
-    what = f"the listing of '{stores.shown(uri)}'"
-    found: Found = stores.attempt(lambda: store.list(path), store, what, is_first=True)
-    if not len(found.names):
-        raise DataError(
-            f"'{stores.shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path"
-        )
-    order = sorted(range(len(found.names)), key=found.names.__getitem__)
-    versions = [found.versions[i] for i in order]
-    return Listing(
-        found.root.rstrip("/"),
-        [found.names[i] for i in order],
-        np.fromiter((found.sizes[i] for i in order), np.int64, len(order)),
-        np.fromiter(map(_stamp, versions), np.int64, len(order)),
-        [Source(store, found.keys[i], version) for i, version in zip(order, versions, strict=True)],
-        found.pin,
-    )
+    place, path = store_of(uri)
+    found = attempt(lambda: place.list(path), place, f"the listing of '{shown(uri)}'", is_first=True)
+    if not found.files:
+        raise DataError(f"'{shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path")
+    names, sizes, versions, keys = map(list, zip(*sorted(found.files), strict=True))
+    sources = [Source(place, key, version) for key, version in zip(keys, versions, strict=True)]
+    stamps = np.fromiter(map(_stamp, versions), np.int64, len(names))
+    return Listing(found.root.rstrip("/"), names, np.array(sizes, np.int64), stamps, sources, found.pin)
 
 
 def _stamp(version: str) -> int:

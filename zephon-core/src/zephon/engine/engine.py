@@ -12,50 +12,65 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
-from zephon.engine.lane import LaneStream, Totals
+from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
 from zephon.engine.runners import Runner
+from zephon.engine.totals import Totals
 
-__all__ = ["Ahead", "Engine"]
+__all__ = ["Ahead", "Engine", "EngineSetup"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSetup:
+    """What an engine is started with.
+
+    Attributes:
+        plan: the compiled pipeline.
+        runner: name of the runner.
+        workers: number of workers by kind of work.
+        starts: where each owned lane begins, and how many records after that to leave out.
+        block_records: records to give out at a time, about.
+        on_window: called with lane and start of every window that a lane reaches, from the thread that runs `rounds`.
+        on_fault: called, from there too, with lane, chunk and fault for every row left out as unusable.
+    """
+
+    plan: Plan
+    runner: str
+    workers: Mapping[str, int]
+    starts: Mapping[int, tuple[LaneStart, int]]
+    block_records: int
+    on_window: Callable[[int, LaneStart], None] | None = None
+    on_fault: Callable[[int, int, RowFault], None] | None = None
 
 
 class Engine:
     """Runs the lanes of one group.
 
     Args:
-        plan: the compiled pipeline.
+        setup: what to run.
         runner: where work runs; closed with the engine.
-        starts: where each owned lane begins, and how many records after that to leave out.
-        block_records: records to give out at a time, about.
-        on_window: told of every window that a lane reaches, from the thread that runs `rounds`.
-        on_fault: told, from there too, of lane, chunk and fault for every row left out as unusable.
         pool: worker processes that the plan's work goes to; closed with the engine.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        runner: Runner,
-        starts: Mapping[int, tuple[LaneStart, int]],
-        block_records: int,
-        on_window: Callable[[int, LaneStart], None] | None = None,
-        on_fault: Callable[[int, int, RowFault], None] | None = None,
-        pool: WorkerPool | None = None,
-    ) -> None:
+    def __init__(self, setup: EngineSetup, runner: Runner, pool: WorkerPool | None = None) -> None:
+        plan = self._plan = setup.plan
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
-        self._plan, self._runner, self._pool = plan, runner, pool
-        self._rounds = max(1, block_records // plan.topology.width)
+        self._runner, self._pool = runner, pool
+        self._rounds = max(1, setup.block_records // plan.topology.width)
         share = plan.lookahead_bytes // plan.topology.width
         self.lanes = {
-            lane: LaneStream(plan, lane, *starts[lane], runner, self.totals, share, on_window, on_fault)
+            lane: LaneStream(
+                plan, lane, *setup.starts[lane], runner, self.totals, share, setup.on_window, setup.on_fault
+            )
             for lane in plan.topology.owned
         }
 
@@ -73,7 +88,7 @@ class Engine:
             for lane in lanes:
                 lane.fill()
             for lane in lanes:
-                lane.advance(wait=True)
+                lane.advance()
             live = [lane.ready for lane in lanes if lane.ready]
             if not live:
                 return
@@ -92,10 +107,10 @@ class Engine:
     def close(self) -> None:
         """End all work; does not wait for it."""
         self._runner.close()
-        self.leave_workers()
+        self.close_pool()
 
-    def leave_workers(self) -> None:
-        """End worker processes, so that nobody waits for them any longer; what is asked of them raises."""
+    def close_pool(self) -> None:
+        """End worker processes; calls under way raise, so that nobody waits for them any longer."""
         if self._pool:
             self._pool.close()
 
@@ -172,7 +187,7 @@ class _Handover:
         """The consumer has gone, and with it the need for what is under way."""
         self._closed = True
         self._room.release()
-        self._engine.leave_workers()
+        self._engine.close_pool()
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ready.get_nowait()

@@ -21,9 +21,9 @@ from zephon.ops.bins import BinPacker
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
 from zephon.ops.pack import PackFlat, WrapPacker
-from zephon.ops.probe import Sample
 from zephon.ops.shuffle import Passer, Shuffle, Shuffler
 from zephon.ops.stateful import StatefulStage
+from zephon.ops.trial import Sample
 
 __all__ = ["Fetcher", "Plan"]
 

@@ -7,18 +7,14 @@ only these and their neighbours go, and come back as rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 from typing import Any
 
-import numpy as np
-import pyarrow as pa
-
-from zephon.columns.faults import RowFault
-from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RowBlock, TokenBlock
-from zephon.engine.engine import Engine
+from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import SEATS, WorkerPool
 from zephon.engine.runners import InlineRunner, Runner, ThreadsRunner
@@ -28,169 +24,120 @@ from zephon.ops.rows import RowOperator, Rows, apply_all
 __all__ = ["start_engine"]
 
 
-def start_engine(
-    plan: Plan,
-    runner: str,
-    workers: Mapping[str, int],
-    starts: Mapping[int, tuple[LaneStart, int]],
-    block_records: int,
-    on_window: Callable[[int, LaneStart], None] | None = None,
-    on_fault: Callable[[int, int, RowFault], None] | None = None,
-) -> Engine:
+def start_engine(setup: EngineSetup) -> Engine:
     """A fresh engine.
 
-    Args:
-        plan: the compiled pipeline.
-        runner: name of the runner.
-        workers: by kind of work; those that tokenize are processes where work goes to some.
-        starts, block_records, on_window, on_fault: as for `Engine`.
+    Raises:
+        PipelineError: work cannot be sent to processes, or a stateful transform cannot begin.
+        WorkerError: processes cannot be started.
     """
-    placed, functions = _placed(plan, everything=runner == "process")
-    pool = None
-    if functions:
-        pool = WorkerPool(functions, 1 if runner == "inline" else workers["tokenize"])
-        plan = placed(pool)
+    inline, workers = setup.runner == "inline", dict(setup.workers)
+    pool = WorkerPool(1 if inline else workers["tokenize"])
+    setup = replace(setup, plan=_with_processes(setup.plan, pool, everything=setup.runner == "process"))
+    if pool.functions:
         # A thread for each call that may be under way: it reads rows, then waits for a worker.
-        workers = {**workers, "tokenize": SEATS * workers["tokenize"]}
-    made: Runner = InlineRunner() if runner == "inline" else ThreadsRunner(**workers)
+        workers["tokenize"] *= SEATS
+    pool.start()
+    runner: Runner = InlineRunner() if inline else ThreadsRunner(**workers)
     try:
-        return Engine(plan, made, starts, block_records, on_window, on_fault, pool)
+        return Engine(setup, runner, pool)
     except BaseException:  # a user's init_state runs here
-        made.close()
-        if pool:
-            pool.close()
+        runner.close()
+        pool.close()
         raise
 
 
-_Functions = dict[str, Callable[..., Any]]
-
-
-def _placed(plan: Plan, *, everything: bool) -> tuple[Callable[[WorkerPool], Plan], _Functions]:
-    """The plan with work in processes, given these, and the functions that they run."""
-    functions: _Functions = {}
+def _with_processes(plan: Plan, pool: WorkerPool, *, everything: bool) -> Plan:
+    """The plan with work that goes to `pool`."""
     default = "process" if everything else "threads"
-    before = (
-        None if plan.stateful is None else _split(plan.stateful.before, default, "before", functions, encodes=False)
-    )
-    work = [*(op for chain in plan.tokenize.chains for op in chain), *plan.tokenize.encoders]
-    stays = any(getattr(each, "runner", None) == "threads" for each in work)
-    after = None
-    if everything and not stays:
-        functions["tokenize"] = plan.tokenize
-    else:
-        after = _split(plan.tokenize, default, "rows", functions)
-
-    def placed(pool: WorkerPool) -> Plan:
-        tokenize: Any = after(pool) if after else _RemoteTokenize(pool, plan.tokenize)
-        stateful = plan.stateful.running(before(pool)) if plan.stateful and before else None
-        return replace(plan, tokenize=tokenize, stateful=stateful)
-
-    return placed, functions
+    stateful, tokenize = plan.stateful, plan.tokenize
+    if stateful:
+        stateful = stateful.running(_split(stateful.before, pool, default, encodes=False))
+    operators = [*(operator for chain in tokenize.chains for operator in chain), *tokenize.encoders]
+    stays = any(getattr(operator, "runner", None) == "threads" for operator in operators)
+    remote: Any = _RemoteTokenize(pool, tokenize) if everything and not stays else _split(tokenize, pool, default)
+    return replace(plan, tokenize=remote, stateful=stateful)
 
 
-def _split(
-    worker: DocumentWorker, default: str, prefix: str, functions: _Functions, *, encodes: bool = True
-) -> Callable[[WorkerPool], DocumentWorker]:
-    """The worker with the operators that are for processes there; notes in `functions` what runs there."""
-    chains: list[list[RowOperator | str]] = []
-    for number, chain in enumerate(worker.chains):
-        made: list[RowOperator | str] = []
-        for away, group in groupby(chain, lambda op: (op.runner or default) == "process"):
-            if away:
-                name = f"{prefix} {number} {len(made)}"
-                functions[name] = _Chain(tuple(group))
-                made.append(name)
-            else:
-                made += group
-        chains.append(made)
+def _split(worker: DocumentWorker, pool: WorkerPool, default: str, *, encodes: bool = True) -> DocumentWorker:
+    """The worker with the operators that are for processes in `pool`, neighbours together."""
+    chains: list[list[RowOperator]] = []
+    for chain in worker.chains:
+        chains.append([])
+        for goes, group in groupby(chain, lambda operator: (operator.runner or default) == "process"):
+            operators = list(group)
+            chains[-1] += [_RemoteRows(pool, operators)] if goes else operators
     # Those that encode text and given tokens leave the interpreter lock alone, and have no runner.
-    encoders = worker.encoders if encodes else []
-    away = {id(each): each for each in encoders if (getattr(each, "runner", "threads") or default) == "process"}
-    names = {key: f"{prefix} encode {n}" for n, key in enumerate(away)}
-    functions.update({names[key]: _Encode(encoder) for key, encoder in away.items()})
-
-    def placed(pool: WorkerPool) -> DocumentWorker:
-        remote = {key: _RemoteEncoder(pool, name, away[key]) for key, name in names.items()}
-        return worker.running(
-            [[_RemoteRows(pool, item) if isinstance(item, str) else item for item in chain] for chain in chains],
-            [remote.get(id(encoder), encoder) for encoder in worker.encoders],
-        )
-
-    return placed
+    remote = {
+        id(encoder): _RemoteEncoder(pool, encoder)
+        for encoder in worker.encoders
+        if encodes and (getattr(encoder, "runner", "threads") or default) == "process"
+    }
+    return worker.running(chains, [remote.get(id(encoder), encoder) for encoder in worker.encoders])
 
 
-class _Chain:
-    """In a worker: operators, one after the other."""
+def _apply(operators: Sequence[RowOperator], rows: Rows) -> Rows:
+    """In a worker."""
+    apply_all(operators, rows)
+    return rows
 
-    def __init__(self, operators: Sequence[RowOperator]) -> None:
-        self._operators = operators
 
-    def __call__(
-        self, table: pa.Table, places: np.ndarray, skips: bool
-    ) -> tuple[pa.Table, np.ndarray, list[tuple[int, str, str]]]:
-        rows = Rows(table, places, skips)
-        apply_all(self._operators, rows)
-        return rows.table, rows.places, rows.failed
+def _encode(encoder: Encoder, rows: Rows) -> tuple[Documents, Rows]:
+    """In a worker; of the rows only those that failed are wanted."""
+    return encoder.encode(rows), Rows(rows.table.slice(0, 0), rows.places[:0], failed=rows.failed)
+
+
+class _RemoteCall:
+    """A function of rows that runs in the workers."""
+
+    def __init__(self, pool: WorkerPool, function: Callable[[Rows], Any]) -> None:
+        self._pool, self._number = pool, pool.add(function)
+
+    def __call__(self, rows: Rows) -> Any:
+        sent = Rows(rows.table, rows.places, rows.skips)
+        return self._pool.call(self._number, sent, about=lambda: f"{len(sent.places):,} rows")
 
 
 class _RemoteRows(RowOperator):
-    """Here: the operators of a `_Chain`."""
+    """Operators, one after the other, in the workers."""
 
     kind = "process"
 
-    def __init__(self, pool: WorkerPool, name: str) -> None:
-        self._pool, self._name = pool, name
+    def __init__(self, pool: WorkerPool, operators: Sequence[RowOperator]) -> None:
+        self._call = _RemoteCall(pool, partial(_apply, operators))
 
     def apply(self, rows: Rows) -> None:
-        def about() -> str:
-            return f"{len(rows.places):,} rows"
-
-        rows.table, rows.places, failed = self._pool.call(self._name, rows.table, rows.places, rows.skips, about=about)
-        rows.failed += failed
-
-
-class _Encode:
-    """In a worker: an encoder."""
-
-    def __init__(self, encoder: Encoder) -> None:
-        self._encoder = encoder
-
-    def __call__(
-        self, table: pa.Table, places: np.ndarray, skips: bool
-    ) -> tuple[Documents, list[tuple[int, str, str]]]:
-        rows = Rows(table, places, skips)
-        return self._encoder.encode(rows), rows.failed
+        result: Rows = self._call(rows)
+        rows.table, rows.places = result.table, result.places
+        rows.failed += result.failed
 
 
 class _RemoteEncoder:
-    """Here: an encoder that is in the workers."""
+    """An encoder in the workers."""
 
-    def __init__(self, pool: WorkerPool, name: str, encoder: Encoder) -> None:
+    def __init__(self, pool: WorkerPool, encoder: Encoder) -> None:
         self.columns, self.joins = encoder.columns, encoder.joins
-        self._pool, self._name, self._encoder = pool, name, encoder
+        self._encoder, self._call = encoder, _RemoteCall(pool, partial(_encode, encoder))
 
-    def alike(self, table: pa.Table) -> pa.Table:
-        return self._encoder.alike(table)
+    def alike(self, rows: Rows) -> Rows:
+        return self._encoder.alike(rows)
 
     def texts(self, rows: Rows) -> list[str]:
         return self._encoder.texts(rows)
 
     def encode(self, rows: Rows) -> Documents:
-        def about() -> str:
-            return f"{len(rows.places):,} rows"
-
         documents: Documents
-        documents, failed = self._pool.call(self._name, rows.table, rows.places, rows.skips, about=about)
-        rows.failed += failed
+        documents, result = self._call(rows)
+        rows.failed += result.failed
         return documents
 
 
 class _RemoteTokenize:
-    """Here: a `DocumentWorker` that is in the workers."""
+    """A `DocumentWorker` in the workers."""
 
     def __init__(self, pool: WorkerPool, worker: DocumentWorker) -> None:
-        self._pool, self._worker = pool, worker
+        self._pool, self._worker, self._number = pool, worker, pool.add(worker)
 
     def __call__(self, block: RowBlock) -> TokenBlock:
-        made: TokenBlock = self._pool.call("tokenize", block, about=lambda: self._worker.spoken(block))
-        return made
+        tokens: TokenBlock = self._pool.call(self._number, block, about=lambda: self._worker.spoken(block))
+        return tokens

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from zephon.columns.lane_start import LaneStart
-from zephon.engine.lane import LaneStream, Totals
+from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
 from zephon.engine.runners import InlineRunner
+from zephon.engine.totals import Totals
 from zephon.errors import CheckpointError
 
 __all__ = ["cuts_of"]
@@ -27,9 +28,9 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
         used = plan.topology.rounds_of_lane(cursor, number)
-        lane.told_records = used - start.records_before
+        lane.reported_records = used - start.records_before
         while lane.starts[-1].records_before < used and not lane.ended:
-            lane.advance(wait=True)
+            lane.advance()
             if lane.ready:
                 lane.take(lane.ready)
         found = next((each for each in lane.starts if each.records_before >= used), None)

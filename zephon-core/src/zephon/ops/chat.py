@@ -5,27 +5,32 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import Any, ClassVar
 
-from zephon.config.options import check_workers
+import numpy as np
+
 from zephon.errors import PipelineError
-from zephon.ops.rows import check_names, check_runner
-from zephon.ops.tokenize import check_limit
+from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
+from zephon.ops.chat_specials import SpecialTokens
+from zephon.ops.chat_template import ChatTemplate, TemplateFailure, chat_templates
+from zephon.ops.chat_tokens import ChatText, tokens_of
+from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
+from zephon.ops.documents import Documents
+from zephon.ops.encode import DocumentEncoder, EncodeOptions, check_column_name
+from zephon.ops.rows import Rows, check_names, check_runner
 from zephon.tokenizer.tokenizer import Tokenizer
 
-if TYPE_CHECKING:
-    from zephon.ops.chat_encoder import ChatEncoder
-
-__all__ = ["TokenizeChat"]
+__all__ = ["ChatEncoder", "TokenizeChat"]
 
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
-_THOUGHTS = ("<think>", "</think>")
+_SKELETONS_KEPT = 4096
 LOSSES = ("assistant", "last_assistant", "all")
 
 
-@dataclass(frozen=True, slots=True)
-class TokenizeChat:
+@dataclass(frozen=True)
+class TokenizeChat(EncodeOptions):
     """Turn conversations into tokens by a Hugging Face chat template.
 
     The ids are those of `apply_chat_template` in transformers, but for one thing: what a conversation says never
@@ -36,21 +41,17 @@ class TokenizeChat:
         field: the column of conversations, or of prompts where there is a `response`; "auto" finds messages,
             conversations or conversation, and then prompt with completion or response, or instruction with output or
             response.
-        response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
-        input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
-        tools: the column of tools; "auto" takes `tools` where it is there, None no column.
+        tools: the column of tools; "auto" takes `tools` where it exists, None no column.
         chat_template: the template itself, or the path of a file with one (a name that ends in .jinja, .jinja2 or
             .j2).
         loss: what is trained on: "assistant" (every turn of the assistant, end-of-turn token included),
             "last_assistant" (the last of them alone) or "all" (every token). Templates with {% generation %} say
-            themselves what the assistant's words are; for others it is what a prefix of the conversation, rendered with
-            the generation prompt, does not contain yet.
+            themselves what the assistant's words are; for others see `zephon.ops.chat_turns`.
+        date: the day that templates take for today ("2024-07-26"); without it they do not learn the date.
+        response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
+        input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
         assistant_tokens: special tokens that content and thoughts of the assistant may spell, as far as the tokenizer
             has them, or "all"; an empty list for none.
-        date: the day that templates take for today ("2024-07-26"); without it they do not learn the date.
-        special_tokens: tokens to add round the conversation; "auto" and "none" leave that to the template.
-        backend, parallelism, max_length, split_long_samples: as in `Tokenize`.
-        datasets: names of the datasets with conversations, or None for all.
         runner: where conversations are rendered and encoded; see `RowOperator`. Templates hold the interpreter lock, so
             processes are what makes them run side by side.
     """
@@ -62,46 +63,32 @@ class TokenizeChat:
     chat_template: str | os.PathLike[str] | None = None
     loss: str = "assistant"
     date: str | None = None
-    special_tokens: str = "auto"
-    backend: str = "auto"
-    parallelism: int | None = None
-    max_length: int | None = None
-    split_long_samples: bool = False
-    datasets: Sequence[str] | None = None
     response: str | None = "auto"
     input: str | None = "auto"
-    assistant_tokens: Sequence[str] | str = _THOUGHTS
+    assistant_tokens: Sequence[str] | str = ("<think>", "</think>")
     runner: str | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.field, str) or not self.field:
-            raise PipelineError(f"tokenize_chat field is {self.field!r}; the name of a column is needed.")
-        for key in ("tools", "response", "input"):
-            name = getattr(self, key)
-            if name is not None and (not isinstance(name, str) or not name):
-                raise PipelineError(f"tokenize_chat {key} is {name!r}; the name of a column, or None, is needed.")
+        for key in ("field", "tools", "response", "input"):
+            check_column_name("tokenize_chat", key, getattr(self, key), required=key == "field")
         if self.field == "auto" and self.response not in (None, "auto"):
             raise PipelineError(
-                f"tokenize_chat response names column {self.response!r}; name that of the prompts in field too."
+                f"tokenize_chat response names column {self.response!r}; name the column of prompts in field too."
             )
         if self.assistant_tokens != "all":
-            names = (
-                check_names("tokenize_chat", "assistant_tokens", self.assistant_tokens) if self.assistant_tokens else ()
-            )
-            object.__setattr__(self, "assistant_tokens", names)
+            names = self.assistant_tokens and check_names("tokenize_chat", "assistant_tokens", self.assistant_tokens)
+            object.__setattr__(self, "assistant_tokens", names or ())
         if self.loss not in LOSSES:
-            raise PipelineError(f"tokenize_chat loss is {self.loss!r}; one of {', '.join(LOSSES)} is needed.")
+            raise PipelineError(f"tokenize_chat loss is {self.loss!r}; expected one of {', '.join(LOSSES)}.")
         if self.chat_template is not None and not isinstance(self.chat_template, str | os.PathLike):
-            raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; a template or path is needed.")
-        check_workers("tokenize_chat", self.parallelism)
-        check_limit("tokenize_chat", self.max_length, self.split_long_samples)
+            raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; expected a template or path.")
         check_runner("tokenize_chat", self.runner)
-        object.__setattr__(self, "datasets", check_names("tokenize_chat", "datasets", self.datasets))
+        super().__post_init__()
 
     @property
     def extra_columns(self) -> tuple[str, ...]:
-        """Columns it needs besides `field`."""
-        return (self.response,) if self.response not in (None, "auto") else ()
+        """The column of answers."""
+        return () if self.response in (None, "auto") else (self.response,)
 
     @property
     def tools_column(self) -> str | None:
@@ -117,37 +104,158 @@ class TokenizeChat:
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Columns it reads where they are there."""
+        """Columns of tools and of input."""
         return tuple(name for name in (self.tools_column, self.input_column) if name)
 
     def resolved(self, present: Sequence[str], dataset: str) -> TokenizeChat:
-        """The same with the columns found among those of a dataset."""
+        """The same with the columns found among those of a dataset.
+
+        Raises:
+            PipelineError: a column that is named is missing.
+        """
         for key in ("tools", "input"):
             name = getattr(self, key)
             if name not in (None, "auto", *present):
                 raise PipelineError(
-                    f'dataset "{dataset}": tokenize_chat {key} names column "{name}", which is not there; there are '
+                    f'dataset "{dataset}": tokenize_chat {key} names column "{name}", which is missing; there are '
                     f"{', '.join(present)}."
                 )
         if self.field != "auto":
             return replace(self, response=None) if self.response == "auto" else self
-        found = [name for name in _FIELDS if name in present]
+        fields = [name for name in _FIELDS if name in present]
         pairs = [pair for pair in _PAIRS if pair[0] in present and pair[1] in present]
-        if pairs and not found and self.response == "auto":
+        if pairs and not fields and self.response == "auto":
             return replace(self, field=pairs[0][0], response=pairs[0][1])
-        # A map of the user's may make it yet.
-        return replace(self, field=found[0] if found else _FIELDS[0], response=None)
+        # Where none is there, a map of the user's may make it yet.
+        return replace(self, field=fields[0] if fields else _FIELDS[0], response=None)
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> ChatEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
-        from zephon.ops.chat_encoder import ChatEncoder  # Jinja is not loaded where nobody chats
-
         return ChatEncoder(self, tokenizer, bos, eos)
 
     def identity(self) -> str:
         """What decides the tokens besides tokenizer, template and special tokens, for fingerprints."""
-        limit = f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
         return (
             f"chat {self.datasets or 'all'} {self.field} {self.response} {self.input} {self.tools} loss={self.loss} "
-            f"assistant_tokens={self.assistant_tokens} date={self.date}{limit}"
+            f"assistant_tokens={self.assistant_tokens} date={self.date}{self.limit_identity}"
         )
+
+
+class ChatEncoder(DocumentEncoder):
+    """Made by `TokenizeChat.encoder`.
+
+    Args:
+        spec: the description.
+        tokenizer: loaded and checked.
+        bos, eos: ids to put round each conversation, or None.
+
+    Raises:
+        PipelineError: there is no template, or it does not compile.
+    """
+
+    def __init__(self, spec: TokenizeChat, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
+        super().__init__(spec, (spec.field, *spec.extra_columns, *spec.optional_columns), bos, eos, bos_trained=False)
+        self.runner = spec.runner
+        self._spec, self._tokenizer = spec, tokenizer
+        self._template, self._tool_template = chat_templates(spec.tokenizer_id, spec.chat_template, spec.date)
+        self._special = SpecialTokens(tokenizer.special_tokens, spec.assistant_tokens)
+        self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ChatEncoder, (self._spec, self._tokenizer, self._bos, self._eos)
+
+    def texts(self, rows: Rows) -> list[str]:
+        """The conversations as text, without special tokens."""
+        made, *_ = self._rendered(rows)
+        return [piece for one in made for piece in self._special.split(one.text) if piece]
+
+    def encode(self, rows: Rows) -> Documents:
+        """The documents of rows."""
+        made, kept, blank = self._rendered(rows)
+        tokens, offsets, loss = tokens_of(made, self._tokenizer, self._special)
+        places, blanks = (rows.places[np.array(which, dtype=np.int64)] for which in (kept, blank))
+        return self.finished(Documents(tokens, offsets, places, blanks, loss if self._spec.loss != "all" else None))
+
+    def _rendered(self, rows: Rows) -> tuple[list[ChatText], list[int], list[int]]:
+        """Rendered conversations, the rows they are of, and rows without content."""
+        spec, table = self._spec, rows.table
+        made: list[ChatText] = []
+        kept: list[int] = []
+        blank: list[int] = []
+        tools: list[Any] = [None] * table.num_rows
+        if spec.tools_column in table.column_names:
+            tools = table.column(spec.tools_column).to_pylist()
+        for index, (value, offered) in enumerate(zip(self._conversations(rows), tools, strict=True)):
+            try:
+                messages = value() if callable(value) else normal_messages(value)
+                if messages:
+                    made.append(self._conversation(messages, normal_tools(offered)))
+                (kept if messages else blank).append(index)
+            except UnicodeEncodeError:
+                rows.fail(index, spec.kind, "the template makes text that is no Unicode")
+            except RecursionError:
+                rows.fail(index, spec.kind, "the conversation is nested too deeply to be followed")
+            except (MessageFailure, TemplateFailure) as failure:
+                rows.fail(index, spec.kind, str(failure))
+        return made, kept, blank
+
+    def _conversations(self, rows: Rows) -> list[Any]:
+        """What each row holds: a conversation, or a function that puts one together."""
+        spec = self._spec
+        values = python_values(self.column(rows, spec.field))
+        if not spec.extra_columns:
+            return values
+        answers = python_values(self.column(rows, spec.extra_columns[0]))
+        inputs = [None] * len(values)
+        if spec.input_column in rows.table.column_names:
+            inputs = rows.table.column(spec.input_column).to_pylist()
+        names = spec.field, spec.extra_columns[0], spec.input_column or ""
+        return [partial(paired_messages, names, *row) for row in zip(values, answers, inputs, strict=True)]
+
+    def _conversation(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> ChatText:
+        template, loss, special = self._tool_template if tools else self._template, self._spec.loss, self._special
+        rendered = template.render(messages, tools)
+        text, data = rendered.text, rendered.text.encode()
+        skeleton = None if tools else self._skeleton(messages)
+        contents = [message["content"] for message in messages] if skeleton else []
+        turns = skeleton.fill(contents, text) if skeleton else None
+        if turns is not None and skeleton and not skeleton.touching:
+            spells = special.spelled_in(contents)
+        else:
+            spells = special.may_spell(messages, tools)
+        said = special.said(template, messages, tools, text) if spells else frozenset()
+        if loss == "all":
+            return ChatText(text, data, [], said)
+        last = max((n for n, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
+        if not template.marks_generation:
+            if turns is None:
+                turns = Conversation(template, messages, tools, text, special.ends, said).turns()
+            return ChatText(
+                text, data, [(begin, end) for n, begin, end in turns if loss == "assistant" or n == last], said
+            )
+        blocks = rendered.blocks
+        if loss == "last_assistant":
+            before = self._blocks_before(template, messages, tools, last, len(blocks))
+            blocks = blocks[before:]
+        return ChatText(text, data, blocks, said)
+
+    def _blocks_before(
+        self, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, last: int | None, n: int
+    ) -> int:
+        """How many of the n {% generation %} blocks are before the last message of the assistant."""
+        if last is None:
+            return n
+        try:
+            return len(template.render(messages[:last], tools).blocks) if last else 0
+        except TemplateFailure:
+            return n - 1
+
+    def _skeleton(self, messages: list[dict[str, Any]]) -> Skeleton | None:
+        if not all(len(message) == 2 for message in messages):
+            return None
+        roles = tuple(message["role"] for message in messages)
+        if roles not in self._skeletons:
+            if len(self._skeletons) >= _SKELETONS_KEPT:
+                self._skeletons.clear()
+            self._skeletons[roles] = skeleton_of(self._template, roles, self._special.ends)
+        return self._skeletons[roles]

@@ -31,8 +31,7 @@ _ROLES = {
     "observation": "tool",
     "function_response": "tool",
 }
-MAX_MESSAGES = 100_000
-# What a message's thoughts go by. Templates find them under the first two, as in transformers.
+# Keys of a message's thoughts. Templates find them under the first two, as in transformers.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 
 
@@ -75,8 +74,6 @@ def normal_messages(value: Any) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list):
         raise MessageFailure(f"the conversation is {_kind(value)}; a list of messages is needed")
-    if len(value) > MAX_MESSAGES:
-        raise MessageFailure(f"the conversation has {len(value)} messages; at most {MAX_MESSAGES} are taken")
     return [_message(nth, message, keeps_nulls) for nth, message in enumerate(value)]
 
 

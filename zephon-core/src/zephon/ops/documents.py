@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -22,7 +22,7 @@ from zephon.config.options import FaultPolicy
 from zephon.errors import DataError
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
-__all__ = ["DocumentWorker", "Documents", "Emitted", "Encoder", "shortened", "split_up"]
+__all__ = ["DocumentWorker", "Documents", "Emitted", "Encoder"]
 
 
 @dataclass(slots=True)
@@ -114,34 +114,6 @@ class Encoder(Protocol):
         """Texts as the tokenizer gets them, for its self-check."""
 
 
-def shortened(
-    tokens: np.ndarray, offsets: np.ndarray, limit: int, *columns: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray | None]]:
-    """The first `limit` tokens of every document, and the same of `columns`, [n_tokens] each or None."""
-    counts = np.minimum(np.diff(offsets), limit)
-    if int(counts.sum()) == int(offsets[-1]):
-        return tokens, offsets, list(columns)
-    new_offsets = np.zeros(len(offsets), dtype=np.int64)
-    np.cumsum(counts, out=new_offsets[1:])
-    items = np.repeat(offsets[:-1] - new_offsets[:-1], counts) + np.arange(new_offsets[-1], dtype=np.int64)
-    return tokens[items], new_offsets, [None if column is None else column[items] for column in columns]
-
-
-def split_up(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents cut into pieces of at most `limit` tokens.
-
-    Returns:
-        (offsets int64[n_pieces + 1], document int64[n_pieces] that each piece is of).
-    """
-    lengths = np.diff(offsets)
-    pieces = np.maximum(1, -(-lengths // limit))
-    if (pieces == 1).all():
-        return offsets, np.arange(len(lengths), dtype=np.int64)
-    document = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
-    nth = np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(pieces) - pieces, pieces)
-    return np.append(offsets[document] + nth * limit, offsets[-1]), document
-
-
 class DocumentWorker:
     """The worker of row operators and tokenizing: a function from a block of rows to a block of tokens.
 
@@ -226,7 +198,7 @@ class DocumentWorker:
             failed=frozenset(np.flatnonzero(fate == 2).tolist()),
         )
 
-    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception) -> NoReturn:
+    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception | None) -> NoReturn:
         """A row that cannot be used, where that ends the run."""
         raise self._told(block, RowFailure(place, operator, reason)) from error
 
@@ -375,8 +347,3 @@ def _joined(encoder: Encoder, pieces: list[Rows]) -> Rows:
     places = np.concatenate([rows.places for rows in pieces])
     order = np.argsort(places, kind="stable")
     return Rows(table.take(int64_array(order)), places[order], pieces[0].skips, pieces[0].failed)
-
-
-def column_type_error(operator: str, column: str, kind: Any, wanted: str) -> str:
-    """The words for a column of a type that an encoder cannot use."""
-    return f'{operator}: column "{column}" holds {kind}; {wanted} is needed.'

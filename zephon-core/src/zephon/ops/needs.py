@@ -10,8 +10,7 @@ from typing import Any
 from zephon.data.columns import has_column, physical_columns
 from zephon.data.dataset import Dataset
 from zephon.errors import PipelineError
-from zephon.ops.expression import missing_column
-from zephon.ops.rows import RowOperator
+from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.tokenize import Tokenize
 
 __all__ = ["Needs", "columns_needed"]

@@ -1,24 +1,29 @@
-"""From a data recipe to what a pipeline is made of: its work source and its operators."""
+"""From a data recipe to the parts of a pipeline: work source, options and operators."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any
 
+from zephon.config.keys import within
+from zephon.config.options import RunSettings
 from zephon.config.recipe import DataRecipe, SourceRecipe
-from zephon.curriculum.schedule import Stage
-from zephon.curriculum.source import DATASET_KEYS, ScheduledMixtureWorkSource, StaticMixtureWorkSource, WorkSource
+from zephon.config.settings import CurriculumSettings
+from zephon.curriculum.source import ScheduledMixtureWorkSource, StaticMixtureWorkSource, WorkSource
 from zephon.data.dataset import Dataset
 from zephon.errors import RecipeError
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
+from zephon.ops.mixture import EnsureMixture
+from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import DecodeText, Filter, TextTemplate
+from zephon.ops.shuffle import Shuffle
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 
-__all__ = ["chain_of", "operators_of_recipe", "source_of"]
-
-_MOST_RECIPES = 100
+__all__ = ["chain_of", "operators_of_recipe", "options_of_recipe", "source_of"]
 
 
 def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
@@ -33,27 +38,23 @@ def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
         if paths[-1] in paths[:-1]:
             circle = [os.path.basename(each) for each in paths[paths.index(paths[-1]) :]]
             raise RecipeError(
-                f'{recipe.origin}: key "continue_from" leads in a circle, {" -> ".join(circle)}; the first recipe of a '
-                "run continues none."
-            )
-        if len(chain) == _MOST_RECIPES:
-            raise RecipeError(
-                f'{recipe.origin}: key "continue_from" leads through more than {_MOST_RECIPES} recipes, which is the '
-                "most that a run may go through."
+                f"{recipe.origin}: continue_from leads in a circle, {' -> '.join(circle)}; expected a first recipe "
+                "without it."
             )
         chain.append(DataRecipe.from_toml(path))
     return chain
 
 
 def source_of(recipe: DataRecipe) -> WorkSource:
-    """The work source that a recipe describes, and those of the recipes that it continues.
+    """The work source that a recipe describes, with those of the recipes that it continues.
 
     Raises:
-        RecipeError: an earlier recipe cannot be read, or the recipes continue each other in a circle.
+        RecipeError: an earlier recipe cannot be read, or the recipes do not fit together.
     """
     source: WorkSource | None = None
     for each in reversed(chain_of(recipe)):
-        source = _source(each, source, recipe.text_field)
+        with within(each.origin):
+            source = _source(each, source, recipe.text_field)
     assert source is not None
     return source
 
@@ -62,82 +63,102 @@ def _source(recipe: DataRecipe, continues: WorkSource | None, text_field: str) -
     # A source that is only kept for the sake of an earlier recipe has that recipe's column.
     column = recipe.text_field if recipe.text_field != text_field else None
     given: dict[str, Any] = {
+        **_values(recipe, CurriculumSettings),
         "datasets": [
             Dataset.from_path(s.name, s.path, s.fmt, s.text_field or column, group=s.group) for s in recipe.sources
         ],
         "token_estimation": recipe.token_estimation,
-        "seed": recipe.seed,
-        "chunk_size": recipe.chunk_size,
-        "repeat": recipe.repeat,
         "per_dataset": {s.name: own for s in recipe.sources if (own := s.own_settings())},
         "continues": continues,
-        **{key: getattr(recipe, key) for key in DATASET_KEYS},
     }
     if recipe.schedule:
-        return ScheduledMixtureWorkSource(**given, schedule=[Stage(**stage.to_dict()) for stage in recipe.schedule])
+        return ScheduledMixtureWorkSource(**given, schedule=recipe.schedule)
     return StaticMixtureWorkSource(**given, mixture={s.name: s.weight for s in recipe.sources})
 
 
-_TOKENS: dict[str, str | list[str]] = {"all": "all", "none": []}
+def options_of_recipe(recipe: DataRecipe) -> dict[str, Any]:
+    """The options of a recipe, see `Pipeline.options`."""
+    cache = {"dir": recipe.cache_dir, "limit_bytes": recipe.cache_limit_bytes}
+    return {**_values(recipe, RunSettings), "io_options": {"cache": cache}}
 
 
-def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str]) -> list[Any]:
-    """Row operators and what makes tokens; one for all sources with the same settings.
+def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str], seq_len: int) -> list[Any]:
+    """The operators of a recipe, from rows to shuffled records; one for all sources with the same settings.
 
     Raises:
-        PipelineError: a template, filter or encoding is none, or settings exclude each other.
+        PipelineError: a template, filter or encoding is invalid, or settings exclude each other.
     """
-    return [
+    operators = [
         *_grouped(recipe, _decode),
         *_grouped(recipe, _template),
         *_grouped(recipe, _filter),
         *_grouped(recipe, lambda recipe, source: _encode(recipe, source, tokenizer)),
     ]
+    if recipe.ensure_mixture:
+        operators.append(EnsureMixture(recipe.ensure_mixture_buffer_size))
+    pack = PackSequences if recipe.pack_mode == "sequences" else PackFlat
+    automatic: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
+    operators.append(
+        pack(
+            seq_len,
+            num_bins=recipe.num_bins,
+            max_documents_per_record=recipe.max_documents_per_record,
+            homogeneity=recipe.homogeneity,
+            **{name: value for name, value in automatic.items() if value != "auto"},
+        )
+    )
+    if recipe.shuffle_after_pack:
+        operators.append(Shuffle(recipe.shuffle_buffer_size, recipe.seed))
+    return operators
 
 
-_Maker = Callable[[DataRecipe, SourceRecipe], tuple[type, dict[str, Any]] | None]
+def _values(recipe: DataRecipe, part: type) -> dict[str, Any]:
+    """The recipe's values of the keys that a part of it declares."""
+    return {f.name: getattr(recipe, f.name) for f in fields(part)}
 
 
-def _grouped(recipe: DataRecipe, maker: _Maker) -> list[Any]:
-    """An operator for each group of sources for which `maker` says the same, in order of their first ones."""
-    groups: list[tuple[tuple[type, dict[str, Any]], list[str]]] = []
+_Operator = tuple[type, dict[str, Any]]
+
+
+def _grouped(recipe: DataRecipe, make: Callable[[DataRecipe, SourceRecipe], _Operator | None]) -> list[Any]:
+    """An operator for each group of sources for which `make` gives the same, in order of their first ones."""
+    groups: list[tuple[_Operator, list[str]]] = []
     for source in recipe.sources:
-        wanted = maker(recipe, source)
-        if wanted is None:
+        operator = make(recipe, source)
+        if operator is None:
             continue
-        same = next((names for made, names in groups if made == wanted), None)
+        same = next((names for other, names in groups if other == operator), None)
         if same is None:
-            groups.append((wanted, [source.name]))
+            groups.append((operator, [source.name]))
         else:
             same.append(source.name)
     everyone = len(recipe.sources)
     return [kind(**values, datasets=None if len(names) == everyone else names) for (kind, values), names in groups]
 
 
-def _decode(recipe: DataRecipe, source: SourceRecipe) -> tuple[type, dict[str, Any]] | None:
+def _decode(recipe: DataRecipe, source: SourceRecipe) -> _Operator | None:
     encoding = recipe.setting(source, "text_encoding")
     return None if encoding is None else (DecodeText, {"field": recipe.text_field, "encoding": encoding})
 
 
-def _template(recipe: DataRecipe, source: SourceRecipe) -> tuple[type, dict[str, Any]] | None:
+def _template(recipe: DataRecipe, source: SourceRecipe) -> _Operator | None:
     template = recipe.setting(source, "text_template")
     return None if template is None else (TextTemplate, {"template": template, "into": recipe.text_field})
 
 
-def _filter(recipe: DataRecipe, source: SourceRecipe) -> tuple[type, dict[str, Any]] | None:
+def _filter(recipe: DataRecipe, source: SourceRecipe) -> _Operator | None:
     condition = recipe.setting(source, "filter")
     return None if condition is None else (Filter, {"condition": condition})
 
 
-def _encode(recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLike[str]) -> tuple[type, dict[str, Any]]:
+def _encode(recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLike[str]) -> _Operator:
     def setting(key: str) -> Any:
         return recipe.setting(source, key)
 
-    parallelism = recipe.tokenize_parallelism
     common = {
         "tokenizer_id": tokenizer,
         "special_tokens": setting("special_tokens"),
-        "parallelism": None if parallelism == "auto" else parallelism,
+        "parallelism": recipe.tokenize_parallelism,
         "max_length": setting("max_document_tokens"),
         "split_long_samples": setting("split_long_documents"),
     }
@@ -152,7 +173,7 @@ def _encode(recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLi
             "chat_template": setting("chat_template"),
             "loss": setting("chat_loss"),
             "date": setting("chat_date"),
-            **({} if tokens is None else {"assistant_tokens": _TOKENS.get(tokens, tokens.split())}),
+            **({} if tokens is None else {"assistant_tokens": {"all": "all", "none": []}.get(tokens, tokens.split())}),
         }
     if documents == "tokens":
         return Pretokenized, {

@@ -28,20 +28,20 @@ from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
 from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
-from zephon.engine.engine import Engine
+from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Fetcher, Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
 from zephon.errors import DataError, PipelineError
-from zephon.ops.checks import Finding, check_operators
 from zephon.ops.documents import DocumentWorker, Encoder
 from zephon.ops.needs import Needs, columns_needed
 from zephon.ops.pack import PackFlat
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.probe import Sample, probe
-from zephon.ops.rows import RowOperator, Types, types_of
+from zephon.ops.rows import RowOperator
 from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.trial import Finding, Sample, check_operators, probe
+from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import describe_growth, fingerprint_of
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier
@@ -143,16 +143,9 @@ class Compiled:
         on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> Engine | IsolatedEngine:
         """A fresh engine with its lanes at `starts`; see `Engine`."""
-        start = IsolatedEngine if self.options.isolate else start_engine
-        return start(
-            self.plan,
-            self.options.runner,
-            self.workers,
-            starts,
-            max(1, self.ready_records // 2),
-            on_window,
-            on_fault,
-        )
+        block_records = max(1, self.ready_records // 2)
+        setup = EngineSetup(self.plan, self.options.runner, self.workers, starts, block_records, on_window, on_fault)
+        return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def describe_growth(self, field: str, before: Any) -> str:
         """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""

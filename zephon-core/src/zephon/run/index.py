@@ -78,32 +78,31 @@ class FlushIndex:
 
     def __init__(self, folder: str | os.PathLike[str], fingerprint: str, first: LaneStart) -> None:
         self._first = first
-        numbers = len(first.as_list())
-        found, foreign = [], 0
-        entry = np.dtype([("numbers", "<i8", (1 + numbers,)), ("crc", "<u8")])
+        numbers = 1 + len(first.as_list())
+        entry = np.dtype([("numbers", "<i8", (numbers,)), ("crc", "<u8")])
+        own, foreign = [np.empty((0, numbers), dtype=np.int64)], 0
         for file in sorted(Path(folder).glob("*.flush")):
             try:
                 content = file.read_bytes()
+                head = json.loads(content[:_HEADER_BYTES])
+                matches = head["zephon_flush_index"] == 1 and head["fingerprint"] == fingerprint
             except OSError as error:
                 raise CheckpointError(f"the flush index {file} cannot be read: {error.strerror}.") from None
-            try:
-                head = json.loads(content[:_HEADER_BYTES])
-                mine = head["zephon_flush_index"] == 1 and head["fingerprint"] == fingerprint
             except (ValueError, KeyError, TypeError):
                 continue
-            if not mine:
+            if not matches:
                 foreign += 1
                 continue
             body = content[_HEADER_BYTES:]
-            entries = np.frombuffer(body[: len(body) // entry.itemsize * entry.itemsize], dtype=entry)
-            sound = [zlib.crc32(e["numbers"].tobytes()) == e["crc"] for e in entries]
-            found.append(entries["numbers"][np.array(sound, dtype=bool)])
-        if foreign and not found:
+            entries = np.frombuffer(body, dtype=entry, count=len(body) // entry.itemsize)
+            sound = [zlib.crc32(each["numbers"].tobytes()) == each["crc"] for each in entries]
+            own.append(entries["numbers"][np.array(sound, dtype=bool)])
+        if foreign and len(own) == 1:
             raise CheckpointError(
                 f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length "
                 "or lanes); give the index of this run, or none to count from the start."
             )
-        entries = np.concatenate(found) if found else np.empty((0, 1 + numbers), dtype=np.int64)
+        entries = np.concatenate(own)
         self._by_lane = {int(lane): entries[entries[:, 0] == lane] for lane in np.unique(entries[:, 0])}
 
     def start(self, lane: int, records: int) -> LaneStart:

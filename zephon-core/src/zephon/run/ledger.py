@@ -21,8 +21,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
 
 from zephon.batch import SampleBatch, combine_digests
@@ -34,6 +35,15 @@ __all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
 _HEADER_BYTES = 512
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "V32")])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
+
+
+class _Header(msgspec.Struct):
+    """First line of a ledger."""
+
+    zephon_ledger: Literal[1]
+    lanes: int
+    global_batch: Annotated[int, msgspec.Meta(gt=0)] | None
+    datasets: list[str]
 
 
 class LedgerWriter:
@@ -140,20 +150,21 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         raise DataError(f"{path} holds no ledger (no *.ledger file); pass the folder given as options(ledger=...).")
     heads, records, spans = [], [], []
     for file in files:
-        with open(file, "rb") as stream:
-            head = stream.read(_HEADER_BYTES)
-            if len(head) < _HEADER_BYTES:
-                continue  # a process that was killed before it had consumed anything
-            heads.append(_read_header(file, head))
-            content = stream.read()
-        records.append(np.frombuffer(content[: len(content) // _RECORD.itemsize * _RECORD.itemsize], dtype=_RECORD))
+        content = file.read_bytes()
+        if len(content) < _HEADER_BYTES:
+            continue  # of a process that was killed before it had consumed anything
+        try:
+            heads.append(msgspec.json.decode(content[:_HEADER_BYTES], type=_Header))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            raise DataError(f"{file} is no ledger of this version: its header cannot be read.") from None
+        records.append(_whole_entries(content[_HEADER_BYTES:], _RECORD))
         other = file.with_suffix(".spans")
-        content = other.read_bytes() if other.exists() else b""
-        spans.append(np.frombuffer(content[: len(content) // _SPAN.itemsize * _SPAN.itemsize], dtype=_SPAN))
+        spans.append(_whole_entries(other.read_bytes() if other.exists() else b"", _SPAN))
     if not heads:
         raise DataError(f"{path} holds no ledger: its *.ledger files are empty, as of processes killed at their start.")
+    head = heads[0]
     for key in ("lanes", "global_batch", "datasets"):
-        values = {json.dumps(head.get(key)) for head in heads}
+        values = {json.dumps(getattr(each, key)) for each in heads}
         if len(values) > 1:
             raise DataError(f"{path} holds ledgers of different runs: {key} is {' and '.join(sorted(values))}.")
     entries = np.concatenate(records)
@@ -165,27 +176,20 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
                 f"{path} contradicts itself: record {entries['sequence'][i]} was consumed twice with different content."
             )
     entries = np.delete(entries, same)
-    all_spans = np.unique(np.concatenate(spans))
     return Ledger(
         name=str(path),
-        lanes=int(heads[0]["lanes"]),
-        global_batch=heads[0]["global_batch"],
-        datasets=tuple(heads[0]["datasets"]),
+        lanes=head.lanes,
+        global_batch=head.global_batch,
+        datasets=tuple(head.datasets),
         sequence=entries["sequence"].astype(np.int64),
         digests=entries["digest"],
-        spans=all_spans,
+        spans=np.unique(np.concatenate(spans)),
     )
 
 
-def _read_header(file: Path, head: bytes) -> dict[str, Any]:
-    try:
-        read = json.loads(head)
-        assert read["zephon_ledger"] == 1
-        assert isinstance(read["lanes"], int) and isinstance(read["datasets"], list)
-        assert read["global_batch"] is None or (isinstance(read["global_batch"], int) and read["global_batch"] > 0)
-    except (ValueError, KeyError, TypeError, AssertionError):
-        raise DataError(f"{file} is no ledger of this version: its header cannot be read.") from None
-    return dict(read)
+def _whole_entries(content: bytes, dtype: np.dtype[Any]) -> np.ndarray:
+    """The entries of a file whose last one may be cut short."""
+    return np.frombuffer(content, dtype=dtype, count=len(content) // dtype.itemsize)
 
 
 @dataclass(frozen=True, slots=True)

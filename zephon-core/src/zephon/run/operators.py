@@ -9,12 +9,15 @@ from typing import Any
 from zephon.errors import PipelineError
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.filter import Filter
+from zephon.ops.functions import MapBatches, MapTransform
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
-from zephon.ops.rows import DecodeText, Filter, MapBatches, MapTransform, RowOperator, TextTemplate
+from zephon.ops.rows import RowOperator
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 
 __all__ = ["Operators"]

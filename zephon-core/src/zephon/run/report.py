@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zephon.columns.lane_start import LaneStart
-from zephon.engine.lane import Totals
+from zephon.engine.totals import Totals
 from zephon.ops.base import PackCounts
 from zephon.run.compile import Compiled
 

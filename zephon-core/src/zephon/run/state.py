@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -184,6 +184,11 @@ class RunState:
             )
         return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
 
+    def skips_of(self, start: LaneStart, datasets: Collection[str]) -> LaneStart:
+        """A start with the skips, one per dataset by name, of these datasets."""
+        skips = dict(zip(sorted(self.tokens_per_row), start.skips, strict=True)) if start.skips else {}
+        return replace(start, skips=tuple(skips.get(name, 0) for name in sorted(datasets)))
+
 
 def _checked(stored: _Stored) -> RunState:
     """The state that was stored, once its numbers agree with each other.
@@ -308,6 +313,17 @@ def _merge_earlier(runs: Sequence[Earlier]) -> Earlier:
                     f"the states do not belong together: one took lane {lane} over at {cut}, another at {cuts[lane]}."
                 )
     return Earlier(runs[0].tokens_per_row, cuts)
+
+
+def join_ranges(ranges: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """The same numbers in as few ranges [first, last) as possible, ascending."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = joined[-1][0], max(last, joined[-1][1])
+        else:
+            joined.append((first, last))
+    return tuple(joined)
 
 
 def checksum(content: Mapping[str, Any]) -> str:

@@ -1,7 +1,18 @@
-"""What a file format owes the rest of `zephon.io`: the protocol, and the plain data that crosses it."""
+"""What a file format owes the rest of `zephon.data`, and the tools that formats share.
+
+`Format` says which files are its own and opens them. A format whose files have a schema gives a `Shard` per file and
+inherits the rest; one without (JSON lines, tar archives) overrides `scan`, `columns_of` and `open`. A format knows
+nothing of other formats, datasets, row ids, lanes or caches.
+
+Damage is found as far as a format can tell: gzip, zstd with checksums, bzip2 and Parquet with page checksums find all
+of it; elsewhere what says where things lie is checked against the file, and flipped bits inside a text can go unseen.
+"""
+
+from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -12,20 +23,26 @@ import pyarrow as pa
 
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
-from zephon.data.storage import StoredFile
+from zephon.data.columns import check_columns, physical_columns, sound_table, with_paths
+from zephon.data.fetch import Spans
+from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
 __all__ = [
+    "MAX_GROUP_ROWS",
     "RUN_BYTES",
     "TOKENS",
     "Format",
     "Group",
+    "Groups",
+    "Shard",
     "ShardReader",
     "ShardScan",
     "corrupt_data_errors",
     "library",
     "read_exactly",
     "run_bounds",
+    "run_groups",
     "sample_digest",
     "token_lists",
 ]
@@ -33,9 +50,13 @@ __all__ = [
 # Formats that know single rows make groups of neighbouring rows of about so many bytes, and so many rows at most.
 RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
+MAX_GROUP_ROWS = 2**40
 _SAMPLE_BYTES = 4096
 # The column of formats that hold token ids and nothing else.
 TOKENS = "tokens"
+
+Groups = Sequence[tuple[int, int, int, int]] | npt.NDArray[np.int64]
+"""(rows, bytes, offset, length) per group, int64[n_groups, 4]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +89,7 @@ class ShardScan:
     types: tuple[str, ...] = ()
 
     @classmethod
-    def of(
-        cls,
-        digest: str,
-        columns: pa.Schema | Mapping[str, str],
-        groups: Sequence[tuple[int, int, int, int]] | npt.NDArray[np.int64],
-    ) -> "ShardScan":
+    def of(cls, digest: str, columns: pa.Schema | Mapping[str, str], groups: Groups) -> ShardScan:
         """From the columns with their types, and (rows, bytes, offset, length) per group."""
         table = np.array(groups, np.int64).reshape(-1, 4)
         table = np.ascontiguousarray(table[table[:, 0] > 0].T)
@@ -94,39 +110,103 @@ class ShardReader(Protocol):
         """
         ...
 
-    # A reader that knows beforehand which bytes it will fetch for a group also has
-    # `ranges(group) -> list[(start, length)]`, so that they can be read ahead from a store.
+    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
+        """(start, length) of the bytes that `read` will fetch, to be read ahead from a store; None: not known."""
+        ...
 
     def close(self) -> None:
         """Lets go of files that are held open, if any; a later `read` may open them again."""
         ...
 
 
-class Format(Protocol):
-    """One file format. Stateless; `scan` and `open` raise `DataError` for files that are not sound."""
+class Shard:
+    """One file of a format that has a schema. Subclasses set `schema`, and give `scan` and `read`.
 
-    @property
-    def name(self) -> str: ...
+    What they raise over damaged bytes, of whatever kind, becomes a `DataError` that names the file.
+    """
 
-    @property
-    def suffixes(self) -> tuple[str, ...]:
-        """File name endings, lower case, with the dot."""
-        ...
+    schema: pa.Schema
+    digest: str | None = None
+    """That of `scan`, where opening a file gives it as well: a file that has changed is then refused."""
+
+    def scan(self, size_column: str) -> tuple[str, Groups]:
+        """A digest of the content, and the groups; bytes are those of `size_column`, uncompressed, approximate."""
+        raise NotImplementedError
+
+    def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
+        """`group.rows` rows with at least those of `columns` (names and paths, see `top_level`) that there are."""
+        raise NotImplementedError
+
+    def finish(self, table: pa.Table, group: Group) -> pa.Table:
+        """The columns once more, after they were found to be sound."""
+        return table
+
+    def ranges(self, group: Group, columns: Sequence[str]) -> list[tuple[int, int]] | None:
+        """(start, length) of the bytes that `read` will fetch; None where that is not known."""
+        return [(group.offset, group.length)]
+
+    def row_bytes(self, columns: Sequence[str]) -> float:
+        """Uncompressed bytes per row of `columns`; 0 where that is not known."""
+        return 0.0
+
+    def close(self) -> None:
+        """Lets go of files that are held open, if any."""
+
+
+class Format:
+    """One file format. Stateless; its methods raise `DataError` for files that are not sound.
+
+    Attributes:
+        name: what `fmt` calls it.
+        suffixes: file name endings, lower case, with the dot.
+        describing: names of files that describe a dataset of this format, and are no data of another one.
+        found_by_name: whether a file's name says that it is of this format; else it must be named with `fmt`.
+        companion: what must lie beside a file for it to be found from its name, for messages.
+        is_fallback: its files count only where there are none of another format.
+    """
+
+    name: str
+    suffixes: tuple[str, ...]
+    describing: frozenset[str] = frozenset()
+    found_by_name: bool = True
+    companion: str = ""
+    is_fallback: bool = False
+
+    def claims(self, name: str, beside: AbstractSet[str]) -> bool:
+        """Whether a file is of this format by its name, and by the names of the files of its dataset."""
+        return self.found_by_name and name.lower().endswith(self.suffixes)
+
+    def select(self, listing: Listing, keep: list[int], path: str, spans: Spans | None) -> Listing:
+        """Of the files at the positions `keep`, those that count.
+
+        Raises:
+            DataError: one that a description of the dataset names is missing.
+        """
+        return listing.select(keep)
 
     def is_sequential(self, name: str) -> bool:
         """Whether a file of this name can only be read from its start."""
-        ...
+        return False
+
+    def open_shard(self, file: StoredFile) -> Shard:
+        """The file, its head read."""
+        raise NotImplementedError
 
     def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
         """Finds the groups, reading as little of the file as the format allows.
 
         `size_column` holds the documents; `is_text` says that they must be text.
         """
-        ...
+        with corrupt_data_errors(file, self.name):
+            shard = self.open_shard(file)
+            check_columns(shard.schema, [size_column], size_column if is_text else None, file.path)
+            digest, groups = shard.scan(size_column)
+            return ShardScan.of(digest, with_paths(shard.schema, size_column), groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         """The top-level columns of a file, and for formats that have no types of their own what to read each as."""
-        ...
+        with corrupt_data_errors(file, self.name):
+            return dict.fromkeys(self.open_shard(file).schema.names)
 
     def open(
         self,
@@ -139,7 +219,40 @@ class Format(Protocol):
 
         `kinds` are those that `columns_of` found in the first file of the dataset.
         """
-        ...
+        with corrupt_data_errors(file, self.name):
+            shard = self.open_shard(file)
+            check_columns(shard.schema, columns, text_column, file.path, strict=False)
+        return _Reader(self.name, shard, file, columns, text_column)
+
+
+class _Reader:
+    """The `ShardReader` of a `Shard`."""
+
+    def __init__(
+        self, fmt: str, shard: Shard, file: StoredFile, columns: Sequence[str], text_column: str | None
+    ) -> None:
+        self._fmt, self._shard, self._file = fmt, shard, file
+        self._columns, self._text_column = list(columns), text_column
+        self._physical = physical_columns(columns)
+        self.digest = shard.digest
+
+    @property
+    def row_bytes(self) -> float:
+        return self._shard.row_bytes(self._physical)
+
+    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
+        return self._shard.ranges(group, self._physical)
+
+    def read(self, group: Group) -> pa.Table:
+        with corrupt_data_errors(self._file, self._fmt, f" (rows from {group.first_row})"):
+            table = self._shard.read(group, self._physical)
+            if table.num_rows != group.rows:
+                raise ValueError(f"{table.num_rows} rows, and {group.rows} were listed")
+            table = sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
+            return self._shard.finish(table, group)
+
+    def close(self) -> None:
+        self._shard.close()
 
 
 def _type_name(kind: pa.DataType) -> str:
@@ -179,25 +292,32 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
         ) from error
 
 
-def run_bounds(sizes: npt.NDArray[np.int64], run_bytes: int = 0) -> npt.NDArray[np.int64]:
-    """int64[n_runs + 1]: rows of `sizes` bytes, int64[n_rows], cut into runs of at most `run_bytes`.
+def run_bounds(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """int64[n_runs + 1]: rows of `sizes` bytes, int64[n_rows], cut into runs of at most `RUN_BYTES`.
 
-    A row that is larger is a run of its own. The default is `RUN_BYTES`.
+    A row that is larger is a run of its own.
     """
-    run_bytes = run_bytes or RUN_BYTES
     ends = np.cumsum(sizes, dtype=np.int64)
     bounds, first, before = [0], 0, 0
     while first < len(sizes):
-        last = int(np.searchsorted(ends, before + run_bytes, side="right"))
+        last = int(np.searchsorted(ends, before + RUN_BYTES, side="right"))
         first = min(max(last, first + 1), first + _RUN_ROWS)
         before = int(ends[first - 1])
         bounds.append(first)
     return np.array(bounds, np.int64)
 
 
+def run_groups(offsets: npt.NDArray[np.int64], bounds: npt.NDArray[np.int64] | None = None) -> npt.NDArray[np.int64]:
+    """`Groups` of rows that lie one after the other, `offsets` int64[n_rows + 1]; cut by `run_bounds` by default."""
+    if bounds is None:
+        bounds = run_bounds(np.diff(offsets))
+    starts, ends = offsets[bounds[:-1]], offsets[bounds[1:]]
+    return np.stack([np.diff(bounds), ends - starts, starts, ends - starts], axis=1)
+
+
 def read_exactly(handle: Any, offset: int, length: int, size: int) -> bytes:
     """`length` bytes at `offset` of a file of `size` bytes; ValueError where it has not so many."""
-    # Asked before anything is allocated: lengths come from files, which may be damaged.
+    # Checked before anything is allocated: lengths come from files, which may be damaged.
     if offset < 0 or length < 0 or offset + length > size:
         raise ValueError(f"bytes {offset} to {offset + length} are wanted, and it has {size}")
     data: bytes = handle.read_at(length, offset)

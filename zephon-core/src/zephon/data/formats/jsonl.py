@@ -3,13 +3,18 @@
 A run is as many whole lines as fit into `RUN_BYTES`; a longer line is a run of its own. Blank lines are rows whose
 values are null, so row r is always line r + 1 of the file. A scan is one pass for newlines; only the first rows are
 parsed by it. Offsets and lengths of groups count uncompressed bytes.
+
+A run is parsed by Arrow where that is certain to give one row per line, else line by line by msgspec.
 """
+
+from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,8 +24,9 @@ import pyarrow.json
 
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.data.columns import common_types, has_column, missing_column, physical_columns, sound_table, template_of
-from zephon.data.formats.base import Group, ShardReader, ShardScan, corrupt_data_errors
+from zephon.columns.template import template_of
+from zephon.data.columns import common_types, has_column, missing_column, physical_columns, sound_table
+from zephon.data.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
@@ -34,12 +40,27 @@ _MAX_LINE_BYTES = 256 << 20
 _HEAD_ROWS = 64
 _SHOWN_BYTES = 1 << 14  # of a line that cannot be read, for people to look at
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
-# Integers of any length must not be refused (int() stops at 4,300 digits), and their value is not needed.
-_DECODER = json.JSONDecoder(parse_int=float)
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_SPACE = b" \t\r\n"
+
+_Result = TypeVar("_Result")
+
+Kinds = Mapping[str, str]
+"""What each column is read as, by name: "document", "text", "number", "flag", or "json" (the JSON as text)."""
+
+Fields = Mapping[str, msgspec.Raw | bytes]
+"""The JSON of each key of a line, as it stands there."""
+
+_TYPES = {"number": pa.float64(), "flag": pa.bool_(), **dict.fromkeys(("document", "text", "json"), pa.large_string())}
+_EXPECTED = {"document": "text was expected", "number": "the first rows of the dataset hold numbers"}
+_EXPECTED |= {"flag": "the first rows of the dataset hold booleans"}
+# What a value is by its first byte.
+_NAMES = {"{": "an object", "[": "an array", '"': "a string", "t": "a boolean", "f": "a boolean", "n": "null"}
+_KINDS = {"a string": "text", "a boolean": "flag", "a number": "number"}
 
 
-class JsonLines:
-    """The `Format` of JSON lines files.
+class JsonLines(Format):
+    """JSON lines files.
 
     A column of documents is read as text. Others are read as what the first rows of the dataset hold: text, numbers
     (float64, since JSON knows one kind of number) or flags. What is nested comes as its JSON, as it stands in the file,
@@ -61,27 +82,23 @@ class JsonLines:
                 digest.update(b"%d %d %d;" % (checksum, length, rows))
                 groups.append((rows, length, offset, length))
                 offset += length
+            lines = _head(file) if groups else []
         name = digest.hexdigest()[:32]
-        try:
-            keys = _keys_of_head(file, groups, size_column, is_text) if groups else {}
-        except Damaged as error:
-            error.rest = lambda: ShardScan.of(name, _keys_of_head(file, groups, size_column, is_text, True), groups)
-            raise
-        return ShardScan.of(name, keys, groups)
+
+        def scanned(skips: bool) -> ShardScan:
+            return ShardScan.of(name, _keys_of_head(file, lines, size_column, is_text, skips), groups)
+
+        return _with_rest(scanned)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name):
-            lines = list(enumerate(_head(file)))
+            lines = _head(file)
 
-        def found(skips: bool) -> dict[str, str | None]:
-            kinds = _kinds_of(_sound_rows(lines, lambda row, line: _object(line, file, row), skips))
+        def columns(skips: bool) -> dict[str, str | None]:
+            kinds = _kinds_of(_sound_rows(lines, lambda row, line: _fields(line, file, row), skips))
             return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
 
-        try:
-            return found(False)
-        except Damaged as error:
-            error.rest = lambda: found(True)
-            raise
+        return _with_rest(columns)
 
     def open(
         self,
@@ -93,6 +110,15 @@ class JsonLines:
         return _JsonLinesReader(file, columns, text_column, kinds)
 
 
+def _with_rest(read: Callable[[bool], _Result]) -> _Result:
+    """`read(False)`; a `Damaged` that it raises can give `read(True)`, which passes over rows that are no good."""
+    try:
+        return read(False)
+    except Damaged as error:
+        error.rest = lambda: read(True)
+        raise
+
+
 class _JsonLinesReader:
     def __init__(
         self,
@@ -102,20 +128,18 @@ class _JsonLinesReader:
         kinds: Mapping[str, str | None] | None,
     ) -> None:
         self._file, self._columns, self._text_column = file, list(columns), text_column
-        self._physical = physical_columns(columns)
-        # Without kinds all is text, and anything else is refused.
-        self._kinds = None
+        # Without kinds all is text, and anything else is refused. Columns that the first rows lack are read as text.
+        self._kinds = dict.fromkeys(physical_columns(columns), "document")
         if kinds is not None:
-            # Of what the first rows do not hold nothing is known; as text anything can be read.
-            self._kinds = {name: _known_kind(kinds.get(name)) for name in self._physical}
-            if text_column in self._kinds:
-                self._kinds[text_column] = "document"
+            for name in self._kinds:
+                known = kinds.get(name)
+                if name != text_column:
+                    self._kinds[name] = "text" if known in (None, "null") else str(known)
         codec = codec_of(file.path)
         self._packed = SequentialBytes(file, codec) if codec else None
 
-    def ranges(self, group: Group) -> list[tuple[int, int]]:
-        """(start, length) of the bytes that `read` will fetch."""
-        return [] if self._packed is not None else [(group.offset, group.length)]
+    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
+        return [(group.offset, group.length)] if self._packed is None else None
 
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self._file, JsonLines.name):
@@ -127,7 +151,7 @@ class _JsonLinesReader:
                 raise
 
     def _table(self, data: pa.Buffer, group: Group) -> pa.Table:
-        table = _parse(data, self._physical, self._file, group, self._kinds)
+        table = _parse(data, self._kinds, self._file, group)
         return sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
 
     def _rescued(self, data: pa.Buffer, group: Group) -> pa.Table:
@@ -193,21 +217,21 @@ def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
 
 
 def _head(file: StoredFile) -> list[bytes]:
-    """The first lines of the file, at most `_HEAD_ROWS`, at least one where there is any."""
-    blocks: list[bytes] = []
-    size = ends = 0
+    """The lines of the first run of the file, at most `_HEAD_ROWS`."""
     with open_stream(file, codec_of(file.path)) as source:
-        while ends < _HEAD_ROWS and not (ends and size >= RUN_BYTES):
-            block = source.read(RUN_BYTES)
-            if not ends and size + (block.find(b"\n") if b"\n" in block else len(block)) > _MAX_LINE_BYTES:
-                _refuse_length(file, 0)
-            if not block:
-                ends += 1  # that of the last line
-                break
-            blocks.append(block)
-            size += len(block)
-            ends += block.count(b"\n")
-    return b"".join(blocks).split(b"\n", _HEAD_ROWS)[: min(ends, _HEAD_ROWS)]
+        blocks = [source.read(RUN_BYTES)]
+        at_end = len(blocks[0]) < RUN_BYTES
+        while not at_end and b"\n" not in blocks[-1] and len(blocks) * RUN_BYTES <= _MAX_LINE_BYTES:
+            blocks.append(source.read(RUN_BYTES))
+            at_end = not blocks[-1]
+    data = b"".join(blocks)
+    end = data.rfind(b"\n", 0, RUN_BYTES) + 1 or data.find(b"\n") + 1
+    if at_end or not end:
+        end = len(data)
+    lines = data[:end].split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS]
+    if len(lines[0]) > _MAX_LINE_BYTES:
+        _refuse_length(file, 0)
+    return lines
 
 
 def _refuse_length(file: StoredFile, row: int) -> NoReturn:
@@ -220,33 +244,22 @@ def _refuse_length(file: StoredFile, row: int) -> NoReturn:
 
 
 def _keys_of_head(
-    file: StoredFile, groups: list[tuple[int, int, int, int]], size_column: str, is_text: bool, skips: bool = False
+    file: StoredFile, lines: Sequence[bytes], size_column: str, is_text: bool, skips: bool
 ) -> dict[str, str]:
     """The keys of the first rows, sorted, and what they hold, with what `size_column` needs of later rows ("null").
 
     `DataError` when the file has no `size_column`. With `skips`, rows that are no good are passed over.
     """
-    _, _, offset, length = groups[0]
-    codec = codec_of(file.path)
-    packed = SequentialBytes(file, codec) if codec else None
-    with corrupt_data_errors(file, JsonLines.name):
-        data = read_range(file, offset, length, packed)
-    if packed is not None:
-        packed.close()
-    sized, template = physical_columns([size_column]), template_of(size_column)
+    template = template_of(size_column)
 
-    def read(row: int, line: bytes) -> dict[str, Any]:
-        parsed = _object(line, file, row)
+    def read(row: int, line: bytes) -> Fields:
+        fields = _fields(line, file, row)
         if is_text and template is None:
-            value = _lookup(
-                parsed, size_column, lambda v: v if isinstance(v, dict) else None, _no_object(size_column, file, row)
-            )
-            _text(value, size_column, file, row)
-        return parsed
+            _value(fields, size_column, "document", file, row)
+        return fields
 
-    lines = enumerate(data.to_pybytes().split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS])
     kinds = _kinds_of(_sound_rows(lines, read, skips))
-    late = [name for name in sized if kinds and not has_column(name, kinds)]
+    late = [name for name in physical_columns([size_column]) if kinds and not has_column(name, kinds)]
     if late:
         kinds.update(dict.fromkeys(_later_keys(file, late), "null"))
         # What a template names may be missing in a file; whether it is in none is known when all are.
@@ -279,12 +292,10 @@ def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _sound_rows(
-    lines: Iterable[tuple[int, bytes]], read: Callable[[int, bytes], dict[str, Any]], skips: bool
-) -> list[dict[str, Any]]:
-    """The numbered lines as `read` reads them; with `skips`, those that it cannot read are left out."""
+def _sound_rows(lines: Iterable[bytes], read: Callable[[int, bytes], Fields], skips: bool) -> list[Fields]:
+    """The lines as `read` reads them; with `skips`, those that it cannot read are left out."""
     rows = []
-    for row, line in lines:
+    for row, line in enumerate(lines):
         try:
             rows.append(read(row, line))
         except Damaged:
@@ -293,61 +304,26 @@ def _sound_rows(
     return rows
 
 
-def _kinds_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def _kinds_of(rows: Iterable[Fields]) -> dict[str, str]:
     """What each key holds in `rows`: text, number, flag, json or null (nothing), see `common_types`."""
     kinds: dict[str, set[str]] = {}
-    for parsed in rows:
-        for key, value in parsed.items():
-            found = kinds.setdefault(key, set())
-            if value is not None:
-                found.add(_KINDS.get(type(value), "json"))
-    return {key: common_types(found) or "json" for key, found in kinds.items()}
+    for fields in rows:
+        for key, raw in fields.items():
+            seen = kinds.setdefault(key, set())
+            if (value := bytes(raw)) != b"null":
+                seen.add(_KINDS.get(_named(value), "json"))
+    return {key: common_types(seen) or "json" for key, seen in kinds.items()}
 
 
-def _lookup(
-    fields: Mapping[str, Any],
-    name: str,
-    below: Callable[[Any], Mapping[str, Any] | None],
-    refuse: Callable[[str, Any], NoReturn],
-) -> Any:
-    """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects.
-
-    `below` gives the fields of a value, None where it is no object; `refuse` is told the path to such a value.
-    """
-    value = fields.get(name)
-    if value is not None or "." not in name:
-        return value
-    parts = name.split(".")
-    for place, part in enumerate(parts):
-        value = fields.get(part)
-        if value is None or place == len(parts) - 1:
-            return value
-        inside = below(value)
-        if inside is None:
-            refuse(".".join(parts[: place + 1]), value)
-        fields = inside
-
-
-def _no_object(name: str, file: StoredFile, row: int) -> Callable[[str, Any], NoReturn]:
-    def refuse(inside: str, value: Any) -> NoReturn:
-        _refuse(file, row, f"holds {_kind(value)} in '{inside}', where '{name}' needs an object", "repair that line")
-
-    return refuse
-
-
-def _parse(
-    data: pa.Buffer, columns: list[str], file: StoredFile, group: Group, kinds: Mapping[str, str] | None = None
-) -> pa.Table:
-    """The rows of a run. Fast by Arrow's parser where that is certain to give one row per line, else line by line."""
+def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.Table:
+    """The rows of a run, a column for each of `kinds`."""
     lines, one_object_each = _line_shape(np.frombuffer(data, np.uint8))
     if len(data) != group.length or lines != group.rows:
         raise DataError(
             f"'{file.path}' holds {lines} lines at byte {group.offset}, not {group.rows} as when it was listed; "
             "a dataset must not change during a run, so restore the file or start a new run"
         )
-    known = {name: kinds[name] if kinds is not None else "document" for name in columns}
-    if one_object_each and "json" not in known.values():
-        schema, paths = _schema_of(known)
+    if one_object_each and "json" not in kinds.values() and (schema := _arrow_schema(kinds)) is not None:
         try:
             table = pa.json.read_json(
                 pa.BufferReader(data),
@@ -358,26 +334,12 @@ def _parse(
             pass  # read again below, which names the row or, for what only Arrow refuses, reads it
         else:
             if table.num_rows == lines:
-                return _found_below(table, paths) if paths else table
-    return _parse_line_by_line(data, known, file, group)
+                return _with_path_columns(table, kinds)
+    return _parse_line_by_line(data, kinds, file, group)
 
 
-def _schema_of(kinds: Mapping[str, str]) -> tuple[pa.Schema, list[str]]:
-    """What Arrow is told to look for, and which of the names may be paths: those it looks for both ways."""
-
-    def kind_of(tree: Any) -> pa.DataType:
-        if isinstance(tree, dict):
-            return pa.struct([(key, kind_of(below)) for key, below in tree.items()])
-        return _TYPES[tree]
-
-    tree = _tree_of(kinds)
-    if tree is None:
-        raise DataError(f"the columns {', '.join(kinds)} contain each other; ask for the outer one alone")
-    return pa.schema([(name, kind_of(below)) for name, below in tree.items()]), [name for name in kinds if "." in name]
-
-
-def _tree_of(kinds: Mapping[str, str]) -> dict[str, Any] | None:
-    """The keys of a line that matter, those of `kinds` first: each with a kind or, for paths, with the keys below it.
+def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
+    """What Arrow is told to look for: each column as a key and, where its name may be a path, below other keys.
 
     None where one of the columns lies inside of another.
     """
@@ -393,17 +355,26 @@ def _tree_of(kinds: Mapping[str, str]) -> dict[str, Any] | None:
             if last in tree:
                 return None
             tree[last] = kinds[name]
-    return None if trees.keys() & kinds.keys() else {**kinds, **trees}
+    if trees.keys() & kinds.keys():
+        return None
+
+    def type_of(tree: Any) -> pa.DataType:
+        if isinstance(tree, dict):
+            return pa.struct([(key, type_of(below)) for key, below in tree.items()])
+        return _TYPES[tree]
+
+    return pa.schema([(name, type_of(below)) for name, below in {**kinds, **trees}.items()])
 
 
-def _found_below(table: pa.Table, paths: Sequence[str]) -> pa.Table:
-    """`table` with each path's column from where it was found: a key of that name, or inside of objects."""
-    for name in paths:
-        below = table.column(name.split(".")[0])
-        for part in name.split(".")[1:]:
-            below = pc.struct_field(below, part)
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, pc.coalesce(table.column(name), below))
+def _with_path_columns(table: pa.Table, kinds: Kinds) -> pa.Table:
+    """`table` with each path's column from where it is: a key of that name, or inside of objects."""
+    for name in kinds:
+        if "." in name:
+            below = table.column(name.split(".")[0])
+            for part in name.split(".")[1:]:
+                below = pc.struct_field(below, part)
+            place = table.schema.get_field_index(name)
+            table = table.set_column(place, name, pc.coalesce(table.column(name), below))
     return table
 
 
@@ -425,205 +396,107 @@ def _line_shape(data: Any) -> tuple[int, bool]:
     return len(ends), bool(shaped)
 
 
-def _parse_line_by_line(data: pa.Buffer, kinds: Mapping[str, str], file: StoredFile, group: Group) -> pa.Table:
-    """Any columns, blank lines, odd spacing, and errors that name the row; about a tenth of the speed.
-
-    A line is read by msgspec where each value is of its column's kind, else, or where that finds no sound JSON, by the
-    standard library, which decides. Both give the same.
-    """
-    read = _typed_reader(kinds)
+def _parse_line_by_line(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.Table:
+    """Any columns, blank lines, odd spacing, and errors that name the row; about a tenth of the speed."""
     columns: list[list[Any]] = [[] for _ in kinds]
     for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
-        try:
-            values = read(line)
-        except (ValueError, RecursionError):
-            values = _exactly(line, kinds, file, row)
-        for column, value in zip(columns, values, strict=True):
-            column.append(value)
+        fields = _fields(line, file, row)
+        for column, (name, kind) in zip(columns, kinds.items(), strict=True):
+            column.append(_value(fields, name, kind, file, row))
     return pa.table(
         {name: column_of(column).cast(_TYPES[kinds[name]]) for name, column in zip(kinds, columns, strict=True)}
     )
 
 
-def _typed_reader(kinds: Mapping[str, str]) -> Callable[[bytes], list[Any]]:
-    """What gives a line's values, nested ones as they stand there; ValueError for a line that it cannot read.
-
-    Among those are lines that hold a value of another kind, and all lines where one column lies inside of another.
-    """
-
-    def type_of(tree: Mapping[str, Any]) -> Any:
-        # What was not written is told from null by nobody, and msgspec takes `Raw | None` for null alone.
-        fields: Any = [
-            (f"f{n}", type_of(below) | None if isinstance(below, dict) else _READ_AS[below], None)
-            for n, below in enumerate(tree.values())
-        ]
-        return msgspec.defstruct("Line", fields, rename={f"f{n}": key for n, key in enumerate(tree)}.get)
-
-    def unreadable(_: bytes) -> list[Any]:
-        raise ValueError
-
-    tree = _tree_of(kinds)
-    if tree is None:
-        return unreadable
-    try:
-        decoder = msgspec.json.Decoder(type_of(tree))
-    except ValueError:  # keys with quotes or backslashes
-        return unreadable
-    # (column, its kind, the fields that lead to it below other keys)
-    odd: list[tuple[int, str, list[str]]] = []
-    for column, (name, kind) in enumerate(kinds.items()):
-        fields, below = [], tree
-        for part in name.split(".") if "." in name else ():
-            fields.append(f"f{list(below).index(part)}")
-            below = below[part]
-        if fields or kind == "json":
-            odd.append((column, kind, fields))
-
-    def read(line: bytes) -> list[Any]:
-        parsed = decoder.decode(line)
-        values = list(msgspec.structs.astuple(parsed)[: len(kinds)])
-        for column, kind, fields in odd:
-            value = _json_text(values[column]) if kind == "json" else values[column]
-            if value is None and fields:
-                value = parsed
-                for field in fields:
-                    value = None if value is None else getattr(value, field)
-                value = _json_text(value) if kind == "json" else value
-            values[column] = value
-        if b"-0" in line and 0.0 in values:
-            raise ValueError  # msgspec takes -0 for 0
-        return values
-
-    return read
+_OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_STRING = msgspec.json.Decoder(str)
 
 
-def _json_text(raw: msgspec.Raw | None) -> str | None:
-    text = None if raw is None else bytes(raw).decode()
-    return None if text == "null" else text
-
-
-def _exactly(line: bytes, kinds: Mapping[str, str], file: StoredFile, row: int) -> list[Any]:
-    """A line's values as the standard library reads them; refuses what is no JSON or does not fit its column."""
-    _object(line, file, row)
-    fields = _fields(_content(line, row))
-
-    def value(name: str, kind: str) -> Any:
-        refuse = _no_object(name, file, row)
-        text = _lookup(
-            fields,
-            name,
-            lambda inside: _fields(inside) if inside[0] == "{" else None,
-            lambda inside, value: refuse(inside, _DECODER.decode(value)),
-        )
-        return None if text is None else _typed(text, kind, name, file, row)
-
-    return [value(name, kind) for name, kind in kinds.items()]
-
-
-def _fields(text: str) -> dict[str, str | None]:
-    """The values of a sound JSON object, as they stand there; None for null, and nothing for a blank line."""
-    found: dict[str, str | None] = {}
-    at = _space(text, 1)
-    while at < len(text) and text[at] != "}":
-        key, at = _DECODER.raw_decode(text, at)
-        at = _space(text, _space(text, at) + 1)  # over the colon
-        value, end = _DECODER.raw_decode(text, at)
-        found[key] = None if value is None else text[at:end]
-        at = _space(text, end)
-        if text[at] == ",":
-            at = _space(text, at + 1)
-    return found
-
-
-def _space(text: str, at: int) -> int:
-    """Where the white space that begins at `at`, if any, ends."""
-    while at < len(text) and text[at] in " \t\r\n":
-        at += 1
-    return at
-
-
-def _typed(text: str, kind: str, name: str, file: StoredFile, row: int) -> Any:
-    """The value whose JSON is `text`, as its column's kind."""
-    if kind == "document" or (kind == "text" and text[0] == '"'):
-        return _text(_DECODER.decode(text), name, file, row)
-    if kind in ("text", "json"):
-        return _text(text, name, file, row)
-    if kind == "number" and text[0] in "-0123456789NI":
-        return float(text)
-    if kind == "flag" and text[0] in "tf":
-        return text == "true"
-    _refuse(
-        file,
-        row,
-        f"holds {_kind(_DECODER.decode(text))} in '{name}', where the first rows of the dataset hold {_NAMES[kind]}",
-        "give the column one type",
-    )
-
-
-def _known_kind(kind: str | None) -> str:
-    return "text" if kind in (None, "null") else str(kind)
-
-
-_KINDS = {str: "text", float: "number", bool: "flag"}
-_READ_AS: dict[str, Any] = {
-    "document": str | None,
-    "text": str | None,
-    "json": msgspec.Raw,
-    "number": float | None,
-    "flag": bool | None,
-}
-_NAMES = {"number": "numbers", "flag": "booleans"}
-_TYPES = {
-    "document": pa.large_string(),
-    "text": pa.large_string(),
-    "json": pa.large_string(),
-    "number": pa.float64(),
-    "flag": pa.bool_(),
-}
-
-
-def _object(line: bytes, file: StoredFile, row: int) -> dict[str, Any]:
-    """The JSON object on one line; an empty one for a blank line."""
-    text = _content(line, row)
-    try:
-        parsed = _DECODER.decode(text) if text else {}
-    except (ValueError, RecursionError) as error:
-        found = f"{error.msg} at character {error.pos}" if isinstance(error, json.JSONDecodeError) else str(error)
-        _refuse(file, row, f"is not valid JSON ({found})", "repair or drop that line")
-    if not isinstance(parsed, dict):
-        _refuse(file, row, f"holds {_kind(parsed)}, not a JSON object", "JSON lines hold one object per line")
-    return parsed
-
-
-def _content(line: bytes, row: int) -> str:
-    """A line without the white space, and byte order mark, around it."""
+def _fields(line: bytes, file: StoredFile, row: int) -> Fields:
+    """What the object on one line holds; nothing for a blank line."""
     if row == 0:
-        line = line.removeprefix(b"\xef\xbb\xbf")
-    # Bytes that are not UTF-8 matter only in the wanted columns: they come back to light in `_text`.
-    return line.decode("utf-8", "surrogateescape").strip(" \t\r\n")
-
-
-def _text(value: Any, name: str, file: StoredFile, row: int) -> str | None:
-    if value is None:
-        return None
-    if not isinstance(value, str):
-        _refuse(file, row, f"holds {_kind(value)} in '{name}', and text was expected", "name a text column")
+        line = line.removeprefix(_BYTE_ORDER_MARK)
+    line = line.strip(_SPACE)
+    if not line:
+        return {}
     try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        bad = ord(value[error.start])
-        # `surrogateescape` brings byte b back as U+DC00 + b; anything else was written as an escape in the JSON.
-        what = f"byte {bad - 0xDC00:#04x}" if 0xDC80 <= bad <= 0xDCFF else f"lone surrogate U+{bad:04X}"
-        _refuse(
-            file, row, f"is not valid UTF-8 in '{name}' ({what} at character {error.start})", "repair or drop that line"
-        )
-    return value
+        return _object(line)
+    except msgspec.ValidationError:
+        _refuse(file, row, f"holds {_named(line)}, not a JSON object", "JSON lines hold one object per line")
+    except (ValueError, RecursionError) as error:
+        _refuse(file, row, f"is not valid JSON ({error})", "repair or drop that line")
+
+
+def _object(line: bytes) -> Fields:
+    try:
+        return _OBJECT.decode(line)
+    except msgspec.DecodeError:
+        marked = _PIECES.sub(_marked, line)
+        if marked == line:
+            raise
+        return {key: _MARKED.sub(_unmarked, bytes(value)) for key, value in _OBJECT.decode(marked).items()}
+
+
+# Python's json module writes what JSON has no word for: NaN, Infinity, and lone surrogates in strings. While msgspec
+# splits such a line, they are marked by a byte that occurs in no UTF-8 and that it does not look at: NaN as the string
+# "\xffNaN", \ud800 as \xffud800.
+_PIECES = re.compile(rb'"(?:[^"\\]|\\.)*"|-?Infinity|NaN', re.DOTALL)
+_ESCAPES = re.compile(rb"(\\u[dD][89abAB]..\\u[dD][c-fC-F]..)|\\(u[dD][89a-fA-F]..)|(\\.)", re.DOTALL)
+_MARKED = re.compile(rb'"\xff(-?Infinity|NaN)"|\xff(u[dD][89a-fA-F])')
+
+
+def _marked(piece: re.Match[bytes]) -> bytes:
+    if not piece[0].startswith(b'"'):
+        return b'"\xff%s"' % piece[0]
+    return _ESCAPES.sub(lambda found: b"\xff" + found[2] if found[2] else found[0], piece[0])
+
+
+def _unmarked(piece: re.Match[bytes]) -> bytes:
+    return piece[1] or b"\\" + piece[2]
+
+
+def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> Any:
+    """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects."""
+    value = bytes(fields.get(name, b"null"))
+    if value == b"null" and "." in name:
+        *parts, last = name.split(".")
+        for place, part in enumerate(parts, 1):
+            inside = bytes(fields.get(part, b"null"))
+            if inside == b"null":
+                return None
+            if inside[:1] != b"{":
+                path = ".".join(parts[:place])
+                _refuse(file, row, f"holds {_named(inside)} in '{path}', where '{name}' needs an object", "repair it")
+            fields = _object(inside)
+        value = bytes(fields.get(last, b"null"))
+    if value == b"null":
+        return None
+    first = chr(value[0])
+    try:
+        if first == '"' and kind in ("document", "text"):
+            return _STRING.decode(value)
+        if kind in ("text", "json"):
+            return value.decode()
+    except ValueError:
+        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({_first_bad(value)})", "repair or drop that line")
+    if kind == "number" and first in "-0123456789NI":
+        return float(value)
+    if kind == "flag" and first in "tf":
+        return value == b"true"
+    _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")
+
+
+def _first_bad(text: bytes) -> str:
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return f"byte {text[error.start]:#04x} at {error.start}"
+    return "a lone surrogate"
+
+
+def _named(value: bytes) -> str:
+    return _NAMES.get(chr(value[0]), "a number")
 
 
 def _refuse(file: StoredFile, row: int, what: str, remedy: str) -> NoReturn:
     raise Damaged(f"'{file.path}' row {row} (line {row + 1}) {what}; {remedy}")
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -78,7 +78,7 @@ class Channel:
         fd, number, dropped = self._block(sum(map(_aligned, sizes))) if sum(sizes) > _INLINE_BYTES else (None, None, [])
         try:
             if number is None:
-                self._connection.send((None, False, [], released, dropped))
+                self._send_head(None, False, [], released, dropped)
                 self._connection.send_bytes(pickle.dumps(value, protocol=5) if buffers else description)
                 return
             block, start = self._blocks[number], 0
@@ -86,7 +86,7 @@ class Channel:
                 if size:
                     block[start : start + size] = np.frombuffer(part, dtype=np.uint8)  # without the interpreter lock
                 start += _aligned(size)
-            self._connection.send((number, fd is not None, sizes, released, dropped))
+            self._send_head(number, fd is not None, sizes, released, dropped)
             if fd is not None:
                 reduction.send_handle(self._connection, fd, 0)
         except OSError as error:
@@ -103,7 +103,7 @@ class Channel:
             WorkerError: the system has no descriptor left for its memory.
         """
         try:
-            number, is_new, sizes, released, dropped = self._connection.recv()
+            number, is_new, sizes, released, dropped = pickle.loads(self._connection.recv_bytes())
             self._free += [each for each in released if each in self._blocks]
             for each in dropped:
                 self._received.pop(each, None)
@@ -135,6 +135,11 @@ class Channel:
                 copy.shutdown(socket.SHUT_RDWR)
         except OSError:  # closed before
             pass
+
+    def _send_head(self, *head: Any) -> None:
+        # Not by `Connection.send`: where that raises, a view of a `BytesIO` stays in the traceback, which crashes the
+        # garbage collector of Python 3.12.
+        self._connection.send_bytes(pickle.dumps(head))
 
     def _block(self, nbytes: int) -> tuple[int | None, int | None, list[int]]:
         """(descriptor where it is new, number, numbers given up) of a block of memory; None where there is none."""

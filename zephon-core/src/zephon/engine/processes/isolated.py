@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
-from zephon.engine.lane import Totals
-from zephon.engine.plan import Plan
+from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.processes.channel import Channel, Closed
 from zephon.engine.processes.child import (
     Child,
@@ -29,6 +27,7 @@ from zephon.engine.processes.child import (
     revived,
 )
 from zephon.engine.start import start_engine
+from zephon.engine.totals import Totals
 
 __all__ = ["IsolatedEngine"]
 
@@ -57,19 +56,16 @@ class _Message:
     error: PortableError | None = None
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Run:
-    """The task of the child; attributes as for `start_engine`.
+    """The task of the child.
 
     Attributes:
+        setup: of the engine, without what it calls.
         wants_windows, wants_faults: whether the parent has an `on_window` and an `on_fault`.
     """
 
-    plan: Plan
-    runner: str
-    workers: Mapping[str, int]
-    starts: Mapping[int, tuple[LaneStart, int]]
-    block_records: int
+    setup: EngineSetup
     wants_windows: bool
     wants_faults: bool
 
@@ -97,13 +93,11 @@ class _Run:
             message.faults.append((lane, chunk, fault))
 
         engine = start_engine(
-            self.plan,
-            self.runner,
-            self.workers,
-            self.starts,
-            self.block_records,
-            on_window if self.wants_windows else None,
-            on_fault if self.wants_faults else None,
+            replace(
+                self.setup,
+                on_window=on_window if self.wants_windows else None,
+                on_fault=on_fault if self.wants_faults else None,
+            )
         )
         try:
             for lane in engine.lanes.values():
@@ -127,7 +121,7 @@ class _Run:
             engine.close()
 
     @staticmethod
-    def _add_counts(message: _Message, engine: Any) -> None:
+    def _add_counts(message: _Message, engine: Engine) -> None:
         message.starts = {number: list(lane.starts) for number, lane in engine.lanes.items() if lane.starts}
         for lane in engine.lanes.values():
             lane.starts.clear()
@@ -145,29 +139,20 @@ class IsolatedEngine:
     """Like `Engine`, but in a child process; its `rounds` wait for the child and nothing else.
 
     Args:
-        plan: the compiled pipeline, sent to the child.
-        runner, workers: where work runs there.
-        starts, block_records, on_window, on_fault: as for `Engine`.
+        setup: what to run; sent to the child.
 
     Raises:
-        PipelineError: the plan cannot be pickled.
+        PipelineError: it cannot be pickled.
         WorkerError: the child cannot be started.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        runner: str,
-        workers: Mapping[str, int],
-        starts: Mapping[int, tuple[LaneStart, int]],
-        block_records: int,
-        on_window: Callable[[int, LaneStart], None] | None = None,
-        on_fault: Callable[[int, int, RowFault], None] | None = None,
-    ) -> None:
-        self.totals = Totals(len(plan.dataset_names))
-        self.lanes = {lane: _Lane(deque([start])) for lane, (start, _) in starts.items()}
-        self._on_window, self._on_fault = on_window, on_fault
-        task = _Run(plan, runner, workers, starts, block_records, on_window is not None, on_fault is not None)
+    def __init__(self, setup: EngineSetup) -> None:
+        self.totals = Totals(len(setup.plan.dataset_names))
+        self.lanes = {lane: _Lane(deque([start])) for lane, (start, _) in setup.starts.items()}
+        self._on_window, self._on_fault = setup.on_window, setup.on_fault
+        task = _Run(
+            replace(setup, on_window=None, on_fault=None), setup.on_window is not None, setup.on_fault is not None
+        )
         self._child = Child(pickle_task(task), 1, "the pipeline's process")
         self._end = weakref.finalize(self, self._child.close)
 

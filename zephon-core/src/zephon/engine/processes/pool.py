@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
@@ -27,9 +27,9 @@ SEATS = 2
 
 
 class _Serve:
-    """The task of a worker: run functions by name."""
+    """The task of a worker: run functions by number."""
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
         self._functions = functions
 
     def run(self, channels: Sequence[Channel]) -> None:
@@ -38,9 +38,9 @@ class _Serve:
                 self._answer(channel)  # type: ignore[arg-type]
 
     def _answer(self, channel: Channel) -> None:
-        name, args = channel.receive()
+        number, args = channel.receive()
         try:
-            done, result = True, self._functions[name](*args)
+            done, result = True, self._functions[number](*args)
         except Exception as error:
             done, result = False, portable_error(error)
         del args  # so that its memory is told free with the answer
@@ -64,29 +64,42 @@ class WorkerPool:
     """Runs calls in worker processes. Any number of threads may use it.
 
     Args:
-        functions: by name; pickled once.
         workers: number of processes.
-
-    Raises:
-        PipelineError: the functions cannot be pickled.
     """
 
-    def __init__(self, functions: Mapping[str, Callable[..., Any]], workers: int) -> None:
-        self._task = pickle_task(_Serve(functions))
+    def __init__(self, workers: int) -> None:
+        self.functions: list[Callable[..., Any]] = []
+        self._count = workers
+        self._task = b""
         self._changed = threading.Condition()
         self._closed = False
         self._workers: list[_Worker] = []
         self._end = weakref.finalize(self, _close, self._workers)
-        for _ in range(workers):
-            self._workers.append(self._start())
 
-    def call(self, name: str, *args: Any, about: Callable[[], str]) -> Any:
+    def add(self, function: Callable[..., Any]) -> int:
+        """Before the start: a function that the workers are to run; gives its number."""
+        self.functions.append(function)
+        return len(self.functions) - 1
+
+    def start(self) -> None:
+        """Start the processes, where there are functions for them.
+
+        Raises:
+            PipelineError: the functions cannot be pickled.
+            WorkerError: a process cannot be started.
+        """
+        if self.functions:
+            self._task = pickle_task(_Serve(self.functions))
+            for _ in range(self._count):
+                self._workers.append(self._new_worker())
+
+    def call(self, number: int, *args: Any, about: Callable[[], str]) -> Any:
         """The result, or the exception, of a function.
 
         Where a worker dies, another takes its place and the call is run once more, in a worker of its own.
 
         Args:
-            name: of the function.
+            number: of the function.
             args: its arguments.
             about: describes them, for a message.
 
@@ -96,7 +109,7 @@ class WorkerPool:
         for seats in (1, SEATS):
             worker, taken = self._take(seats)
             try:
-                return _ask(worker.child, worker.child.channels[taken[0]], name, args)
+                return _ask(worker.child, worker.child.channels[taken[0]], number, args)
             except Closed:
                 death = self._replace(worker)
             finally:
@@ -112,7 +125,7 @@ class WorkerPool:
             self._changed.notify_all()
         self._end()
 
-    def _start(self) -> _Worker:
+    def _new_worker(self) -> _Worker:
         return _Worker(Child(self._task, SEATS, "a worker process of the pipeline"))
 
     def _check_open(self) -> None:
@@ -142,15 +155,15 @@ class WorkerPool:
         with self._changed:
             self._check_open()
             if worker in self._workers:
-                self._workers[self._workers.index(worker)] = self._start()
+                self._workers[self._workers.index(worker)] = self._new_worker()
                 self._changed.notify_all()
         worker.child.close()
         return death
 
 
-def _ask(child: Child, channel: Channel, name: str, args: tuple[Any, ...]) -> Any:
+def _ask(child: Child, channel: Channel, number: int, args: tuple[Any, ...]) -> Any:
     child.wait_until_started()
-    channel.send((name, args))
+    channel.send((number, args))
     done, result, records = channel.receive()
     replay_logs(records)
     if not done:

@@ -1,0 +1,116 @@
+"""Which format the files of a dataset have, and formats that other packages add."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.io_data import open_path, texts_of, write_shard
+from zephon.data.formats import registry
+from zephon.errors import DataError, RecipeError
+from zephon.io import Dataset, DecodeCache
+
+ROOT = Path(__file__).parents[4]
+
+
+def test_two_formats_in_one_folder_are_refused_unless_fmt_picks_one(tmp_path):
+    write_shard(tmp_path / "a.jsonl", ["json"])
+    write_shard(tmp_path / "b.parquet", ["parquet"])
+    with pytest.raises(DataError, match=r"two formats, jsonl \('a.jsonl'\) and parquet \('b.parquet'\).*with fmt"):
+        open_path(tmp_path)
+    assert texts_of(open_path(tmp_path, fmt="jsonl")) == ["json"]
+    assert texts_of(open_path(tmp_path, fmt="parquet")) == ["parquet"]
+    with pytest.raises(DataError, match=r"no arrow file \(endings .arrow.*'a.jsonl'"):
+        open_path(tmp_path, fmt="arrow")
+
+
+def test_files_of_no_format_are_passed_over_and_a_named_file_needs_fmt(tmp_path):
+    write_shard(tmp_path / "a.jsonl", ["json"])
+    (tmp_path / "README.md").write_text("about")
+    assert texts_of(open_path(tmp_path)) == ["json"]
+    (tmp_path / "a.jsonl").rename(tmp_path / "data.log")
+    with pytest.raises(DataError, match=r"no file of .* has an ending of a known format.*with fmt"):
+        open_path(tmp_path / "data.log")
+    for name in ("data.log", "data.txt"):  # an ending of text is no hindrance
+        (tmp_path / "data.log").replace(tmp_path / name)
+        assert texts_of(open_path(tmp_path / name, fmt="jsonl")) == ["json"]
+
+
+def test_an_unknown_format_is_refused_when_the_dataset_is_made():
+    with pytest.raises(RecipeError, match=r"fmt is 'parqet'.*did you mean 'parquet'"):
+        Dataset.from_path("web", "/data", fmt="parqet")
+
+
+def test_the_entry_points_of_zephon_are_those_that_a_source_tree_falls_back_on():
+    project = tomllib.loads((ROOT / "zephon-core/pyproject.toml").read_text())["project"]
+    assert project["entry-points"][registry.GROUP] == registry.PLUGINS
+
+
+@pytest.fixture
+def plugin(tmp_path, monkeypatch):
+    """Installs the module `zephon_csv` of docs/formats.md with the given entry points."""
+    (module,) = re.findall(r"```python\n(import hashlib.*?)```", (ROOT / "docs/formats.md").read_text(), re.DOTALL)
+    site = tmp_path / "site"
+    info = site / "zephon_csv-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: zephon-csv\nVersion: 1.0\n")
+    (site / "zephon_csv.py").write_text(module)
+    monkeypatch.syspath_prepend(str(site))
+    registry.formats.cache_clear()
+
+    def install(*entries: str) -> Path:
+        (info / "entry_points.txt").write_text("\n".join([f"[{registry.GROUP}]", *entries, ""]))
+        assert entry_points(group=registry.GROUP)
+        return site
+
+    yield install
+    registry.formats.cache_clear()
+    sys.modules.pop("zephon_csv", None)
+
+
+def test_a_package_adds_the_format_of_the_documentation(tmp_path, plugin):
+    site = plugin("csv = zephon_csv:Csv")
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for shard in range(2):
+        (folder / f"{shard}.csv").write_text(f'text,n\none {shard},1\n"two\nlines",2\n')
+    dataset = open_path(folder, ["text", "n"])
+    assert dataset.catalog.fmt == "csv" and dataset.catalog.n_shards == 2
+    assert dataset.take(np.array([3, 0])).to_pylist() == [{"text": "two\nlines", "n": 2}, {"text": "one 0", "n": 1}]
+    assert texts_of(open_path(folder / "0.csv", fmt="csv")) == ["one 0", "two\nlines"]
+    with pytest.raises(DataError, match=r"no column 'title' in .*'text', 'n'|'n', 'text'"):
+        Dataset.from_path("d", folder).open(["title"], size_column="title", cache=DecodeCache(0))
+    (folder / "1.csv").write_text("text,n\none\n")
+    with pytest.raises(DataError, match=r"1\.csv' cannot be read as csv \("):
+        open_path(folder)
+    code = f"from zephon.io import Dataset; print(Dataset.from_path('d', {str(folder / '0.csv')!r}).columns())"
+    shown = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(site)!r}); {code}"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert shown.stdout == "{'text': None, 'n': None}\n"
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ("csv = zephon_missing:Csv", r"format 'csv' \(zephon_missing:Csv\) cannot be loaded \(ModuleNotFoundError"),
+        ("table = zephon_csv:Csv", r"entry point 'table' .* is <zephon_csv.Csv .*of that name"),
+        ("csv = zephon_csv:hashlib", "entry point 'csv' .* is <module 'hashlib'"),
+        (
+            "mds = zephon_csv:Csv",
+            "two packages have a format .mds., .*:MosaicShards and zephon_csv",
+        ),
+    ],
+)
+def test_a_format_that_cannot_be_used_is_refused_by_name(plugin, entry, reason):
+    plugin(entry)
+    with pytest.raises(RecipeError, match=reason):
+        registry.formats()

@@ -1,0 +1,50 @@
+"""Arguments that several commands have, and a pipeline made from them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from zephon.config.recipe import DataRecipe
+from zephon.pipeline import Pipeline
+
+__all__ = ["FlushIndex", "GlobalBatch", "Lanes", "Recipe", "Runner", "SeqLen", "Tokenizer", "open_pipeline"]
+
+LIMIT = 1 << 24
+"""Most tokens per sequence and records per batch."""
+
+Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="Data recipe (TOML).")]
+Tokenizer = Annotated[
+    str, typer.Option("--tokenizer", metavar="T", help="Folder with a tokenizer.json, such a file, or a Hub name.")
+]
+SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens that the model sees.")]
+GlobalBatch = Annotated[
+    int, typer.Option("--global-batch", metavar="B", min=1, max=LIMIT, help="Records per step over all ranks.")
+]
+Lanes = Annotated[
+    int | None,
+    typer.Option(
+        "--canonical-replicas", metavar="L", min=1, max=1 << 20, help="Lanes, in place of what the recipe says."
+    ),
+]
+Runner = Annotated[str | None, typer.Option("--runner", metavar="R", help='"threads", "process" or "inline".')]
+FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR", help="Flush index of the run.")]
+
+
+def open_pipeline(recipe: DataRecipe, tokenizer: str, seq_len: int, microbatch_size: int, **options: Any) -> Pipeline:
+    """The pipeline of a recipe; options that are None are left to it."""
+    return Pipeline.from_recipe(
+        recipe,
+        tokenizer=tokenizer_path(tokenizer),
+        seq_len=seq_len,
+        microbatch_size=microbatch_size,
+        **{name: value for name, value in options.items() if value is not None},
+    )
+
+
+def tokenizer_path(tokenizer: str) -> str | Path:
+    """An existing path as a path, so that no hub is asked for it; any other text as it is."""
+    return Path(tokenizer) if os.path.exists(tokenizer) else tokenizer

@@ -1,0 +1,61 @@
+"""Text templates over columns, "{title}\\n\\n{meta.text}": how they are read, and filled in by Arrow.
+
+Doubled braces stand for themselves, and a null is no text; where all columns named are null, so is the result.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zephon.columns.arrow import column_of
+from zephon.errors import RecipeError
+
+__all__ = ["Template", "fill_in", "template_of"]
+
+Template = tuple[tuple[str, str | None], ...]
+"""(text, column after it or None) for each piece."""
+
+
+@lru_cache(maxsize=256)
+def template_of(name: str) -> Template | None:
+    """The pieces of a template; None for a name that is no template.
+
+    Raises:
+        RecipeError: braces that do not pair up, or a field that is more than a column's name.
+    """
+    if "{" not in name:
+        return None
+    try:
+        pieces = list(string.Formatter().parse(name))
+    except ValueError as error:
+        raise RecipeError(
+            f"the text template {name!r} cannot be read ({error}); write {{column}} for a column, {{{{ for a brace"
+        ) from None
+    if any(field is not None and (not field.strip() or spec or conversion) for _, field, spec, conversion in pieces):
+        raise RecipeError(
+            f"the text template {name!r} has a field that is not just a column's name; write {{column}} for a column, "
+            "and {{ for a brace"
+        )
+    if all(field is None for _, field, _, _ in pieces):
+        raise RecipeError(f"the text template {name!r} names no column; write {{column}} for a column")
+    return tuple((text, None if field is None else field.strip()) for text, field, _, _ in pieces)
+
+
+def fill_in(template: Template, columns: Mapping[str, pa.Array]) -> pa.Array:
+    """large_string[n]: the template's text with the values of columns, which are large_string[n]."""
+    pieces: Sequence[Any] = [
+        part
+        for text, column in template
+        for part in (column_of([text])[0], *([] if column is None else [columns[column]]))  # pa.scalar imports pandas
+    ]
+    joined = pc.binary_join_element_wise(*pieces, column_of([""])[0], null_handling="replace", null_replacement="")
+    some = None
+    for column in columns.values():
+        some = column.is_valid() if some is None else pc.or_(some, column.is_valid())
+    return pc.if_else(some, joined, pa.nulls(1, pa.large_string())[0])

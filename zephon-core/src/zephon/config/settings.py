@@ -1,0 +1,254 @@
+"""Settings of the data that a recipe, one of its sources and a work source in Python share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Annotated, Any, Literal, get_args
+
+from msgspec import Meta
+
+from zephon.config.keys import (
+    MAX_INT64,
+    Column,
+    Count,
+    Name,
+    Positive,
+    Prose,
+    Weights,
+    Whole,
+    check_keys,
+    key,
+    keys_of,
+    nearest,
+    quote,
+    seen,
+)
+from zephon.errors import RecipeError
+
+__all__ = [
+    "DATASET_KEYS",
+    "CurriculumSettings",
+    "OrderSettings",
+    "RowSettings",
+    "Stage",
+    "check_schedule",
+    "check_weights",
+]
+
+SpecialTokens = Literal["auto", "bos_eos", "bos", "eos", "none"]
+ChatLoss = Literal["assistant", "last_assistant", "all"]
+Change = Literal["constant", "linear", "cosine"]
+CHANGES = get_args(Change)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderSettings:
+    """Order and repetition"""
+
+    shuffle_shards: bool = key(True, "Permute the segments (row groups, or smaller parts) of a source in each pass.")
+    shuffle_within_shard: bool = key(True, "Permute the rows inside a shuffle block.")
+    shuffle_block_size: Positive | Literal["auto", "global", "none"] = key(
+        "auto",
+        'Rows that are permuted together, over all lanes: a number, "auto" (32 MiB of text), "global" (the whole '
+        'source) or "none".',
+    )
+    reshuffle_on_repeat: bool = key(True, "Give every pass over a source an order of its own.")
+    exhausted_policy: Literal["repeat", "stop"] | None = key(
+        None,
+        'A source whose rows have all been used: "repeat" (the default) goes on with another pass, "stop" leaves its '
+        "share to the others; the run ends when all have stopped.",
+    )
+    stop_after_passes: Positive | None = key(None, "The run ends as soon as a source has had so many passes.")
+    max_repeats: Whole | None = key(None, "Passes after the first one, after which a source stops.")
+
+    def __post_init__(self) -> None:
+        check_keys(self)
+        passes = [name for name in ("stop_after_passes", "max_repeats") if getattr(self, name) is not None]
+        if self.exhausted_policy == "stop" and passes:
+            raise RecipeError(
+                f'exhausted_policy is "stop", which is one pass, and {passes[0]} is {getattr(self, passes[0])}; they '
+                "contradict each other, so remove one of them."
+            )
+        if len(passes) > 1:
+            raise RecipeError(
+                f"stop_after_passes is {self.stop_after_passes} and max_repeats is {self.max_repeats}; keep the first "
+                "for the run to end there, the second for the others to go on."
+            )
+
+
+END_KEYS = ("exhausted_policy", "stop_after_passes", "max_repeats")
+"""When a source ends; a source with one of these has none of the recipe's."""
+DATASET_KEYS = tuple(keys_of(OrderSettings))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CurriculumSettings(OrderSettings):
+    """The curriculum"""
+
+    seed: Annotated[int, Meta(ge=-MAX_INT64, le=MAX_INT64, title="a 64-bit integer")] = key(
+        0, "Seed of every permutation of the run."
+    )
+    chunk_size: Annotated[int, Meta(ge=1, le=1 << 20)] = key(
+        16384, "Rows per chunk of a lane: the unit of fetching, and the stretch over which the mixture holds."
+    )
+    repeat: bool = key(
+        True, 'Go on with another pass over a source that is used up; false is short for exhausted_policy = "stop".'
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.repeat and (self.exhausted_policy == "repeat" or self.max_repeats or self.stop_after_passes):
+            name = next(name for name in END_KEYS if getattr(self, name))
+            raise RecipeError(
+                f"repeat is false and {name} is {seen(getattr(self, name))}; they contradict each other, so remove one "
+                "of them."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowSettings:
+    """Rows and their tokens"""
+
+    text_field: Column = key("text", "Column of the document's text.")
+    filter: Prose | None = key(None, "Rows to keep: an expression on columns, such as length(text) > 100.")
+    text_template: Prose | None = key(
+        None, 'Template of the document\'s text over several columns, such as "# {title}\\n\\n{body}".'
+    )
+    text_encoding: Name | None = key(None, "Encoding of a text column of bytes.")
+    documents: Literal["text", "chat", "tokens"] = key(
+        "text", 'Content of the rows: "text", "chat" (conversations) or "tokens" (token ids).'
+    )
+    messages_field: Column | None = key(
+        None, "Column of conversations; by default messages, conversations or conversation."
+    )
+    response_field: Column | None = key(
+        None, "Column of answers, where messages_field is one of prompts; by default both are looked for."
+    )
+    tools_field: Column | None = key(None, "Column of the tools of conversations; by default tools, where it exists.")
+    chat_template: Prose | None = key(
+        None, "Chat template, or the path of a .jinja file; by default the tokenizer's own."
+    )
+    chat_loss: ChatLoss = key(
+        "assistant", 'The part of a conversation to train on: "assistant", "last_assistant" or "all".'
+    )
+    chat_date: Name | None = key(None, "The date of today for chat templates, such as 2024-07-26.")
+    chat_assistant_tokens: Prose | None = key(
+        None,
+        'Special tokens that the assistant may spell, separated by blanks, "all" or "none"; by default '
+        '"<think> </think>".',
+    )
+    tokens_field: Column | None = key(None, "Column of token ids; by default input_ids.")
+    loss_field: Column | None = key(None, "Column of flags, true where a token id is trained on.")
+    labels_field: Column | None = key(None, "Column of labels, -100 where a token id is not trained on.")
+    positions_field: Column | None = key(None, "Column of the positions of token ids.")
+    max_document_tokens: Positive | None = key(None, "Longer documents are cut off, or split.")
+    split_long_documents: bool = key(
+        False, "Split documents of more than max_document_tokens rather than cut them off."
+    )
+    special_tokens: SpecialTokens = key(
+        "auto",
+        'Tokens around each document: "bos_eos", "bos", "eos", "none", or "auto": EOS, and BOS where the tokenizer '
+        "declares one of its own.",
+    )
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of a schedule: a mixture, where it starts, and how it is reached from the stage before.
+
+    Places are counted in planned tokens, or in steps of the run.
+    """
+
+    mixture: Weights = key(doc="Weights by name of source; a source that is not named has none.")
+    start_tokens: Count | None = key(None, "Where the stage starts, in planned tokens; by default at the run's start.")
+    start_steps: Count | None = key(None, "The same in steps, in place of start_tokens.")
+    change: Change = key(
+        "constant",
+        'How the mixture is reached: "constant", at the start; "linear" or "cosine", from the stage before, until the '
+        "end.",
+    )
+    end_tokens: Count | None = key(
+        None, "Where a change ends, in planned tokens; by default at the start of the next stage."
+    )
+    end_steps: Count | None = key(None, "The same in steps, in place of end_tokens.")
+
+    def __post_init__(self) -> None:
+        check_keys(self)
+        if not 0 < sum(self.mixture.values()) < math.inf:
+            raise RecipeError(
+                f"mixture is {seen(self.mixture)}; expected weights with at least one above 0, and a finite sum."
+            )
+        for side in ("start", "end"):
+            tokens, steps = (getattr(self, f"{side}_{unit}") for unit in ("tokens", "steps"))
+            if tokens is not None and steps is not None:
+                raise RecipeError(f"{side}_tokens is {tokens} and {side}_steps is {steps}; remove one of them.")
+        if self.change == "constant" and (self.end_tokens is not None or self.end_steps is not None):
+            raise RecipeError(
+                'change is "constant", which holds until the next stage; remove the end, or let change be "linear" or '
+                '"cosine".'
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data of the same shape as the TOML."""
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {"mixture": dict(self.mixture)}
+
+    @property
+    def in_steps(self) -> bool:
+        """Whether the tokens per step have to be known to place the stage."""
+        return self.start_steps is not None or self.end_steps is not None
+
+    def start(self, tokens_per_step: int) -> int:
+        """The start, in planned tokens."""
+        return self.start_tokens or (self.start_steps or 0) * tokens_per_step
+
+    def end(self, tokens_per_step: int) -> int | None:
+        """The end of the change, in planned tokens, or None where it is the start of the next stage."""
+        return self.end_steps * tokens_per_step if self.end_steps is not None else self.end_tokens
+
+    def to_plain(self, tokens_per_step: int) -> list[Any]:
+        """As JSON types, places in tokens and weights as shares, for a fingerprint."""
+        total = math.fsum(self.mixture.values())
+        shares = {name: round(weight / total, 12) for name, weight in sorted(self.mixture.items()) if weight}
+        return [self.start(tokens_per_step), self.change, self.end(tokens_per_step), shares]
+
+
+def check_weights(weights: Mapping[str, float]) -> None:
+    """Refuse weights whose shares of the sum are not all above 0, since the sum is infinite or dwarfs one of them."""
+    total = sum(weights.values())
+    for name, weight in weights.items():
+        if not weight / total > 0:
+            raise RecipeError(
+                f"the weight of {quote(name)} is {weight} and all weights add up to {total}; expected shares above 0."
+            )
+
+
+def check_schedule(stages: Sequence[Stage], names: Sequence[str]) -> None:
+    """Refuse stages that make no schedule over the sources `names`.
+
+    Their places, which may need the number of tokens per step, are checked by `zephon.curriculum.schedule.spans_of`.
+    """
+    if not stages:
+        raise RecipeError("the schedule has no stages; expected at least one, which starts at 0.")
+    for nth, stage in enumerate(stages, start=1):
+        if not isinstance(stage, Stage):
+            raise RecipeError(f"stage {nth} of the schedule is {seen(stage)}; expected a zephon.work.Stage.")
+        for name in set(stage.mixture) - set(names):
+            near = nearest(name, names)
+            remedy = f"Did you mean {quote(near)}?" if near else f"The sources are {', '.join(map(quote, names))}."
+            raise RecipeError(f"stage {nth} of the schedule names {quote(name)}, which is no source. {remedy}")
+    idle = [name for name in names if not any(stage.mixture.get(name) for stage in stages)]
+    if idle:
+        raise RecipeError(f"no stage of the schedule gives {idle} a weight above 0; remove the source, or give it one.")
+    first, last = stages[0], stages[-1]
+    if first.start(1) or first.change != "constant":
+        raise RecipeError(
+            f"stage 1 of the schedule starts at {first.start(1)} with the change {quote(first.change)}; expected a "
+            'start at 0 and the change "constant", since there is no mixture before it.'
+        )
+    if last.change != "constant" and last.end(1) is None:
+        raise RecipeError(
+            f"the last stage of the schedule has the change {quote(last.change)} and no end; add end_tokens or "
+            "end_steps."
+        )

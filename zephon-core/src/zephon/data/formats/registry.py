@@ -1,0 +1,149 @@
+"""The formats there are, and which one the files of a dataset have.
+
+Formats come from here and from the entry points `zephon.formats` of installed packages: an entry point's name is the
+format's, its value a `Format` object or a class that makes one. Where two formats claim a file, the one that is listed
+first has it, and those of Zephon come first; the other one can be named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import posixpath
+from importlib.metadata import EntryPoint, entry_points
+
+from zephon.data.fetch import Spans
+from zephon.data.formats.arrow_ipc import ArrowIpc
+from zephon.data.formats.base import Format
+from zephon.data.formats.jsonl import JsonLines
+from zephon.data.formats.parquet import Parquet
+from zephon.data.formats.text import PlainText
+from zephon.data.formats.tokens import Megatron, NumpyTokens, PlainTokens
+from zephon.data.formats.webdataset import WebDataset
+from zephon.data.storage import Listing
+from zephon.errors import DataError, RecipeError
+
+__all__ = ["GROUP", "PLUGINS", "format_named", "formats", "select_format"]
+
+GROUP = "zephon.formats"
+PLUGINS = {
+    "mds": "zephon.data.formats.mds:MosaicShards",
+    "litdata": "zephon.data.formats.litdata:LitData",
+    "lance": "zephon.data.formats.lance:Lance",
+    "vortex": "zephon.data.formats.vortex:Vortex",
+}
+"""Zephon's own entry points, as its pyproject.toml declares them, for a source tree that is not installed."""
+
+
+@functools.cache
+def formats() -> dict[str, Format]:
+    """All formats by name, those of installed packages included.
+
+    Raises:
+        RecipeError: an installed package's format that cannot be loaded, or has the name of another one.
+    """
+    own = [Parquet(), JsonLines(), ArrowIpc(), WebDataset(), Megatron(), NumpyTokens()]
+    own += [PlainTokens("uint16"), PlainTokens("uint32")]
+    plugins = {name: EntryPoint(name, value, GROUP) for name, value in PLUGINS.items()}
+    for entry in entry_points(group=GROUP):
+        if plugins.setdefault(entry.name, entry).value != entry.value:
+            raise RecipeError(
+                f"two packages have a format '{entry.name}', {plugins[entry.name].value} and {entry.value}; uninstall "
+                "one of them"
+            )
+    loaded = [_loaded(entry) for entry in plugins.values()]
+    known: dict[str, Format] = {}
+    for fmt in (*own, *loaded, PlainText()):
+        if fmt.name in known:
+            raise RecipeError(f"two formats are called '{fmt.name}'; uninstall the package of one of them")
+        known[fmt.name] = fmt
+    return known
+
+
+def _loaded(entry: EntryPoint) -> Format:
+    try:
+        fmt = entry.load()
+        fmt = fmt() if isinstance(fmt, type) else fmt
+    except Exception as error:
+        raise RecipeError(
+            f"the format '{entry.name}' ({entry.value}) cannot be loaded ({type(error).__name__}: {error}); repair or "
+            "uninstall its package"
+        ) from error
+    if not isinstance(fmt, Format) or fmt.name != entry.name:
+        raise RecipeError(
+            f"the entry point '{entry.name}' of {GROUP} is {fmt!r}; expected a zephon.data.formats.base.Format of that "
+            "name. Repair or uninstall its package"
+        )
+    return fmt
+
+
+def format_named(name: str) -> Format:
+    """The format called `name`; a `RecipeError` with the nearest name when there is none."""
+    known = formats()
+    if name not in known:
+        close = difflib.get_close_matches(str(name).lower(), known, n=1)
+        hint = f"did you mean '{close[0]}'?" if close else "leave it out to have it found from the files"
+        raise RecipeError(f"fmt is '{name}', but must be one of {', '.join(known)}; {hint}")
+    return known[name]
+
+
+def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | None = None) -> tuple[Format, Listing]:
+    """The format of a dataset's files, and those files that have it; other kinds of file are passed over.
+
+    Without `fmt` the names decide, and must agree. With `fmt`, files of that format are taken or, where there are none,
+    files of no format (a single file that was named is taken as it is). What describes a dataset (an index, a saved
+    state) decides which of these count; such files of a store are kept on the node by `spans`.
+
+    Raises:
+        DataError: two formats side by side, or no file of the format; a file that is named and not there.
+    """
+    names = listing.names
+    kinds = _kinds(names)
+    if fmt is not None:
+        chosen = format_named(fmt)
+        keep = [i for i, kind in enumerate(kinds) if kind is chosen]
+        if not chosen.found_by_name:
+            keep = [i for i, name in enumerate(names) if name.lower().endswith(chosen.suffixes)]
+        keep = keep or [i for i, kind in enumerate(kinds) if kind is None or kind.is_fallback or len(kinds) == 1]
+        if not keep:
+            raise DataError(
+                f"'{path}' holds no {fmt} file (endings {', '.join(chosen.suffixes)}), but for example "
+                f"'{names[0]}'; correct the path, or fmt"
+            )
+        return chosen, chosen.select(listing, keep, path, spans)
+    keep = [i for i, kind in enumerate(kinds) if kind is not None and not kind.is_fallback]
+    keep = keep or [i for i, kind in enumerate(kinds) if kind is not None]
+    if not keep:
+        known = formats().values()
+        endings = dict.fromkeys(suffix for each in known for suffix in each.suffixes)
+        lacking = [
+            each for each in known if each.companion and any(name.lower().endswith(each.suffixes) for name in names)
+        ]
+        companions = " or ".join(each.companion for each in lacking)
+        more = f"; a {lacking[0].suffixes[0]} file needs {companions} beside it, or a fmt" if lacking else ""
+        raise DataError(
+            f"no file of '{path}' has an ending of a known format, for example '{names[0]}'; "
+            f"the endings are {', '.join(endings)}, or name the format with fmt{more}"
+        )
+    first = keep[0]
+    for i in keep:
+        if kinds[i] is not kinds[first]:
+            raise DataError(
+                f"'{path}' holds files of two formats, {_name(kinds[first])} ('{names[first]}') and {_name(kinds[i])} "
+                f"('{names[i]}'); name the one to read with fmt"
+            )
+    chosen = format_named(_name(kinds[first]))
+    return chosen, chosen.select(listing, keep, path, spans)
+
+
+def _name(kind: Format | None) -> str:
+    return kind.name if kind is not None else ""
+
+
+def _kinds(names: list[str]) -> list[Format | None]:
+    """The format of each file by its name and by what lies beside it; None for files of no format."""
+    beside = frozenset(names)
+    known = formats().values()
+    kinds = [next((fmt for fmt in known if fmt.claims(name, beside)), None) for name in names]
+    describing = {name for fmt in set(kinds) if fmt is not None for name in fmt.describing}
+    return [None if posixpath.basename(name) in describing else fmt for name, fmt in zip(names, kinds, strict=True)]

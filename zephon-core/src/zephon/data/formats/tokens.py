@@ -1,0 +1,275 @@
+"""Files of token ids: Megatron's indexed datasets, NumPy's .npy, and plain numbers without any header.
+
+Column "tokens" (large_list<uint32>); a group is a run of rows, its offset and length are bytes of the file.
+
+Megatron: ids in `name.bin`, where sequences and documents begin in `name.idx` beside it; a row is a document. Of the
+index only what a group needs is read at a time. An array of two dimensions has a row per row. One of one dimension does
+not say where documents begin; it is cut into rows of `ROW_TOKENS` ids, the last one shorter, so that they can be
+shuffled. What has no header is read only where the format is named, for nothing in such a file says what it is:
+"uint16" for nanoGPT's .bin, "uint32" for what larger vocabularies need (OLMo's .npy are such files, too).
+
+Layouts: megatron/core/datasets/indexed_dataset.py of Megatron-LM;
+https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, whose header is Python source and is not run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import struct
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from zephon.data.formats import base
+from zephon.data.formats.base import (
+    TOKENS,
+    Format,
+    Group,
+    Groups,
+    Shard,
+    read_exactly,
+    run_groups,
+    sample_digest,
+    token_lists,
+)
+from zephon.data.storage import StoredFile
+from zephon.errors import DataError
+
+__all__ = ["ROW_TOKENS", "Megatron", "NumpyTokens", "PlainTokens"]
+
+ROW_TOKENS = 8192
+
+_NUMPY_MARK = b"\x93NUMPY"
+_MAX_HEADER_BYTES = 1 << 16
+_NUMPY_HEADER = re.compile(
+    rb"\{'descr': '([<>|=]?[a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), *\}\s*"
+)
+_ARRAY_SAMPLES, _MEGATRON_SAMPLES = 64, 4
+_INDEX_HEADER = struct.Struct("<9sQBQQ")
+_INDEX_MARK = b"MMIDIDX\x00\x00"
+_DTYPES = {1: "<u1", 2: "<i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
+# Sequences whose part of the index is in memory at a time: 20 bytes each.
+_BLOCK = 1 << 18
+
+
+class _TokenShard(Shard):
+    """Numbers of `dtype`; subclasses say how many belong to each row of a group."""
+
+    schema = pa.schema([(TOKENS, pa.large_list(pa.uint32()))])
+    dtype: np.dtype[Any]
+
+    def __init__(self, file: StoredFile) -> None:
+        self.file = file
+
+    def lengths(self, group: Group) -> npt.NDArray[np.int64]:
+        """int64[rows]: tokens of each row; their sum is found to be that of the group."""
+        raise NotImplementedError
+
+    def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
+        lengths = self.lengths(group)
+        if int(lengths.sum()) * self.dtype.itemsize != group.length:
+            raise ValueError("its rows lie elsewhere than when it was listed")
+        with self.file.open() as handle:
+            data = read_exactly(handle, group.offset, group.length, self.file.size)
+        return pa.table({TOKENS: token_lists(np.frombuffer(data, self.dtype), lengths)})
+
+
+class NumpyTokens(Format):
+    """.npy files of whole numbers."""
+
+    name = "numpy"
+    suffixes = (".npy",)
+
+    def open_shard(self, file: StoredFile) -> Shard:
+        with file.open() as handle:
+            head = read_exactly(handle, 0, min(12, file.size), file.size)
+            if head[:6] != _NUMPY_MARK:
+                raise DataError(
+                    f"'{file.path}' does not begin as an .npy file; if it holds plain numbers without a header, say "
+                    'which with fmt = "uint16" or "uint32"'
+                )
+            wide = head[6] >= 2
+            length = int.from_bytes(head[8:12] if wide else head[8:10], "little")
+            start = (12 if wide else 10) + length
+            if head[6] not in (1, 2, 3) or length > _MAX_HEADER_BYTES:
+                raise ValueError("its header is none of version 1 to 3")
+            header = read_exactly(handle, 0, start, file.size)
+        parsed = _NUMPY_HEADER.fullmatch(header[start - length :])
+        if parsed is None:
+            if b"'O'" in header or b"|O" in header:
+                raise DataError(
+                    f"'{file.path}' holds pickled Python objects, which can run code when read and are refused; save "
+                    "an array of whole numbers"
+                )
+            raise ValueError("its header is not that of an array of numbers")
+        dtype = np.dtype(parsed[1].decode())
+        shape = [int(number) for number in parsed[3].split(b",") if number.strip()]
+        if dtype.kind not in "iu" or len(shape) not in (1, 2) or any(number > 2**48 for number in shape):
+            raise DataError(
+                f"'{file.path}' holds {dtype.name} of shape {tuple(shape)}, and whole numbers of one or two dimensions "
+                "were expected: token ids, or rows of them"
+            )
+        if len(shape) == 2 and parsed[2] == b"True":
+            raise DataError(f"'{file.path}' is in Fortran order; save it in C order (numpy.ascontiguousarray)")
+        total = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        if start + total * dtype.itemsize != file.size:
+            raise ValueError(f"its header describes {start + total * dtype.itemsize} bytes, and it has {file.size}")
+        rows, width = shape if len(shape) == 2 else (-(-total // ROW_TOKENS), ROW_TOKENS)
+        return _ArrayShard(file, dtype, header, rows, width, total)
+
+
+class PlainTokens(Format):
+    """Files that are numbers and nothing else, little-endian."""
+
+    suffixes = (".bin", ".npy")
+    found_by_name = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def open_shard(self, file: StoredFile) -> Shard:
+        dtype = np.dtype(self.name).newbyteorder("<")
+        total, rest = divmod(file.size, dtype.itemsize)
+        if rest:
+            raise ValueError(f"its {file.size} bytes are no whole number of {self.name}")
+        with file.open() as handle:
+            if read_exactly(handle, 0, min(6, file.size), file.size) == _NUMPY_MARK:
+                raise DataError(f"'{file.path}' is an .npy file, which says itself what it holds; use fmt = \"numpy\"")
+        return _ArrayShard(file, dtype, b"", -(-total // ROW_TOKENS), ROW_TOKENS, total)
+
+
+class _ArrayShard(_TokenShard):
+    """`rows` rows of `width` numbers (the last may be shorter: `total` numbers in all) behind a header."""
+
+    def __init__(
+        self, file: StoredFile, dtype: np.dtype[Any], header: bytes, rows: int, width: int, total: int
+    ) -> None:
+        super().__init__(file)
+        self.dtype, self._header, self._rows, self._width, self._total = dtype, header, rows, width, total
+
+    def scan(self, size_column: str) -> tuple[str, Groups]:
+        with self.file.open() as handle:
+            content = sample_digest(handle, self.file.size, _ARRAY_SAMPLES)
+        row_bytes = self._width * self.dtype.itemsize
+        per_group = max(1, base.RUN_BYTES // row_bytes) if row_bytes else 1
+        bounds = np.append(np.arange(0, self._rows, per_group, dtype=np.int64), self._rows)
+        offsets = len(self._header) + np.minimum(bounds * self._width, self._total) * self.dtype.itemsize
+        sizes = np.diff(offsets)
+        groups = np.stack([np.diff(bounds), sizes, offsets[:-1], sizes], axis=1)
+        return hashlib.sha256(self._header + content).hexdigest()[:32], groups
+
+    def lengths(self, group: Group) -> npt.NDArray[np.int64]:
+        starts = np.arange(group.first_row, group.first_row + group.rows + 1, dtype=np.int64) * self._width
+        starts = np.minimum(starts, self._total)
+        if len(self._header) + int(starts[0]) * self.dtype.itemsize != group.offset:
+            raise ValueError("its rows lie elsewhere than when it was listed")
+        return np.diff(starts)
+
+
+class Megatron(Format):
+    """Megatron's indexed datasets; the shard is the .bin file."""
+
+    name = "megatron"
+    suffixes = (".bin",)
+    companion = "its .idx file (Megatron)"
+
+    def claims(self, name: str, beside: AbstractSet[str]) -> bool:
+        return super().claims(name, beside) and f"{name[:-4]}.idx" in beside
+
+    def open_shard(self, file: StoredFile) -> Shard:
+        return _MegatronShard(file)
+
+
+class _MegatronShard(_TokenShard):
+    """Keeps the header of the .idx file, and reads the parts behind it by range."""
+
+    def __init__(self, file: StoredFile) -> None:
+        super().__init__(file)
+        self._index = file.beside(f"{file.path.rpartition('/')[2][:-4]}.idx")
+        size = self._index.size
+        with self._index.open() as handle:
+            self._header = read_exactly(handle, 0, _INDEX_HEADER.size, size)
+        mark, version, code, sequences, documents = _INDEX_HEADER.unpack(self._header)
+        if mark != _INDEX_MARK or version != 1:
+            raise ValueError("its index does not begin as Megatron's version 1 does")
+        if code not in _DTYPES:
+            raise ValueError(f"its index names the unknown type {code}")
+        self.dtype = np.dtype(_DTYPES[code])
+        if self.dtype.kind == "f":
+            raise DataError(f"'{file.path}' holds numbers of type {self.dtype.name}, and token ids were expected")
+        self._lengths = _INDEX_HEADER.size
+        self._pointers = self._lengths + 4 * sequences
+        self._bounds = self._pointers + 8 * sequences
+        self._modes = self._bounds + 8 * documents
+        self._sequences, self._documents = sequences, documents - 1
+        if documents < 1 or size not in (self._modes, self._modes + sequences):
+            raise ValueError(f"its index has {size} bytes, and {self._modes} follow from its header")
+
+    def scan(self, size_column: str) -> tuple[str, Groups]:
+        digest = hashlib.sha256(self._header)
+        groups, position = [np.empty((0, 4), np.int64)], 0
+        with self._index.open() as handle:
+            self._check_modes(handle)
+            for first in range(0, self._documents, _BLOCK):
+                count = min(_BLOCK, self._documents - first)
+                sizes, raw = self._document_bytes(handle, first, count, position)
+                digest.update(raw)
+                offsets = position + np.concatenate([[0], np.cumsum(sizes)])
+                groups.append(run_groups(offsets))
+                position = int(offsets[-1])
+        if position != self.file.size:
+            raise ValueError(f"its index describes {position} bytes, and it has {self.file.size}")
+        with self.file.open() as handle:
+            digest.update(sample_digest(handle, self.file.size, _MEGATRON_SAMPLES))
+        return digest.hexdigest()[:32], np.concatenate(groups)
+
+    def lengths(self, group: Group) -> npt.NDArray[np.int64]:
+        with self._index.open() as handle:
+            sizes, _ = self._document_bytes(handle, group.first_row, group.rows, group.offset)
+        return sizes // self.dtype.itemsize
+
+    def _check_modes(self, handle: Any) -> None:
+        """Refuses datasets of mixed kinds: what is not tokens must not be read as tokens."""
+        for first in range(self._modes, self._index.size, _BLOCK):
+            if self._part(handle, first, min(_BLOCK, self._index.size - first)).strip(b"\0"):
+                raise DataError(f"'{self._index.path}' is of a multimodal dataset, and only text can be read; split it")
+
+    def _document_bytes(
+        self, handle: Any, first: int, count: int, position: int
+    ) -> tuple[npt.NDArray[np.int64], bytes]:
+        """(bytes of `count` documents from `first` on, int64[count]; the index read for it).
+
+        The first must begin at byte `position` of the .bin file, and all must follow each other without gaps.
+        """
+        if first < 0 or first + count > self._documents:
+            raise ValueError(f"documents {first} to {first + count} are wanted, and it has {self._documents}")
+        raw = [self._part(handle, self._bounds + 8 * first, 8 * (count + 1))]
+        bounds = np.frombuffer(raw[0], "<i8")
+        if first == 0 and bounds[0] != 0:
+            raise ValueError("its first document does not begin with its first sequence")
+        if (np.diff(bounds) < 0).any() or bounds[0] < 0 or bounds[-1] > self._sequences:
+            raise ValueError("its index has documents that end before they begin")
+        if first + count == self._documents and bounds[-1] != self._sequences:
+            raise ValueError("its index has sequences that belong to no document")
+        sizes = np.zeros(int(bounds[-1] - bounds[0]) + 1, np.int64)  # ends of sequences, from the first one's start
+        for start in range(int(bounds[0]), int(bounds[-1]), _BLOCK):
+            n = min(_BLOCK, int(bounds[-1]) - start)
+            raw.append(self._part(handle, self._lengths + 4 * start, 4 * n))
+            lengths = np.frombuffer(raw[-1], "<i4").astype(np.int64)
+            raw.append(self._part(handle, self._pointers + 8 * start, 8 * n))
+            pointers = np.frombuffer(raw[-1], "<i8")
+            at = start - int(bounds[0])
+            if (lengths < 0).any():
+                raise ValueError("its index has a sequence of less than no tokens")
+            sizes[at + 1 : at + 1 + n] = sizes[at] + np.cumsum(lengths * self.dtype.itemsize)
+            if not np.array_equal(pointers, position + sizes[at : at + n]):
+                raise ValueError("its index has sequences that do not follow each other")
+        return np.diff(sizes[bounds - bounds[0]]), b"".join(raw)
+
+    def _part(self, handle: Any, offset: int, length: int) -> bytes:
+        return read_exactly(handle, offset, length, self._index.size)

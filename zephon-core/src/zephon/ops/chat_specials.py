@@ -1,0 +1,165 @@
+"""Special tokens in rendered conversations: those that the template wrote, and what only looks like them.
+
+A special token is the template's where the template wrote its first character. Where a conversation may have written
+one, it is rendered once more with the first characters of special tokens in its messages replaced by stand-ins. Put
+back, they must give the same text; their places are then those at which no special token begins.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from zephon.ops.chat_template import ChatTemplate, TemplateFailure
+from zephon.ops.chat_turns import ASSISTANT
+from zephon.tokenizer.tokenizer import SpecialToken
+
+__all__ = ["SpecialTokens"]
+
+_SPEECH = ("content", "reasoning_content", "reasoning", "thinking")
+_STAND_IN = 0xDC00  # and the next few: lone surrogates, which no text holds
+_STAND_INS = re.compile("[\udc00-\udcdf]")
+# White space, as the tokenizers see it that strip it round a special token.
+_SPACE = rb"(?:\s|\xc2\x85|\xc2\xa0|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*"
+
+
+class SpecialTokens:
+    """The special tokens of a tokenizer, as a conversation may spell them.
+
+    Args:
+        tokens: of the tokenizer.
+        allowed: those that the assistant may spell, or "all".
+
+    Attributes:
+        ends: finds those that may end a turn, being none that the assistant says within one; None without any.
+    """
+
+    def __init__(self, tokens: Sequence[SpecialToken], allowed: Collection[str]) -> None:
+        tokens = sorted((token for token in tokens if token.text), key=lambda token: -len(token.text))
+        within = ("<think>", "</think>") if allowed == "all" else allowed
+        self._ids = {token.text.encode(): token.id for token in tokens}
+        self._any = _alternatives(token.text for token in tokens)
+        self.ends = _alternatives(token.text for token in tokens if token.text not in within)
+        self._core = re.compile(b"|".join(map(re.escape, self._ids)))
+        self._cuts = re.compile(b"|".join(map(_with_space, tokens)))
+        self._letters = {frozenset(token.text.casefold()) for token in tokens}
+        firsts = {case for t in tokens for case in (t.text[0], t.text[0].lower(), t.text[0].upper()) if len(case) == 1}
+        self._stand_ins = {char: chr(_STAND_IN + n) for n, char in enumerate(sorted(firsts))}
+        self._back = str.maketrans({mark: char for char, mark in self._stand_ins.items()})
+        # Every such character, or, for templates that look at some of them, those that begin a special token.
+        every = "|".join(map(re.escape, sorted(firsts)))
+        whole = "|".join(f"{re.escape(t.text[0])}(?={re.escape(t.text[1:])})" for t in tokens)
+        kept = "" if allowed == "all" else "".join(f"{re.escape(text)}|" for text in allowed)
+        self._hidden = [
+            (re.compile(f"({which})"), re.compile(f"{kept}({which})") if allowed != "all" else None)
+            for which in (every, whole)
+        ]
+
+    def spelled_in(self, texts: Sequence[str]) -> bool:
+        """Whether one of the texts spells a special token."""
+        return self._any is not None and any(self._any.search(text) for text in texts)
+
+    def split(self, text: str) -> list[str]:
+        """What lies between special tokens."""
+        return self._any.split(text) if self._any else [text]
+
+    def may_spell(self, messages: Any, tools: Any) -> bool:
+        """Whether a conversation has all the characters of some special token, in whatever order and case."""
+        letters = set("".join(_texts([messages, tools])).casefold())
+        return any(token <= letters for token in self._letters)
+
+    def said(self, template: ChatTemplate, messages: list[dict[str, Any]], tools: Any, text: str) -> frozenset[int]:
+        """The characters of a rendered conversation at which no special token begins, as the conversation wrote them.
+
+        Raises:
+            TemplateFailure: they cannot be found.
+        """
+        if not self.spelled_in([text]):
+            return frozenset()
+        for everyone, assistant in self._hidden:
+            hidden = [self._hide_in_message(message, everyone, assistant) for message in messages]
+            try:
+                other = template.render(hidden, self._hide(tools, everyone)).text
+            except TemplateFailure:
+                continue
+            if other.translate(self._back) == text:
+                return frozenset(match.start() for match in _STAND_INS.finditer(other))
+        raise TemplateFailure(
+            "a message spells a special token, and the template changes messages in a way that hides who wrote it; "
+            "remove the token from the conversation"
+        )
+
+    def find(self, buffer: bytes, said: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
+        """The template's special tokens in UTF-8 text, without those that begin at `said`.
+
+        Returns:
+            (spans int64[m, 2], with the white space that a token takes in; ids uint32[m]).
+        """
+        found = [(*match.span(), self._id(match[0])) for match in self._matches(buffer, said)]
+        table = np.array(found, dtype=np.int64).reshape(-1, 3)
+        return table[:, :2], table[:, 2].astype(np.uint32)
+
+    def _id(self, spelled: bytes) -> int:
+        token = self._ids.get(spelled)
+        return self._ids[self._core.search(spelled)[0]] if token is None else token  # type: ignore[index]
+
+    def _matches(self, buffer: bytes, said: frozenset[int]) -> Iterator[re.Match[bytes]]:
+        if not self._ids:
+            return
+        if not said:
+            yield from self._cuts.finditer(buffer)
+            return
+        at = 0
+        while match := self._cuts.search(buffer, at):
+            begin = self._core.search(buffer, match.start(), match.end()).start()  # type: ignore[union-attr]
+            if begin in said:
+                at = begin + 1
+            else:
+                yield match
+                at = match.end()
+
+    def _hide_in_message(
+        self, message: dict[str, Any], everyone: re.Pattern[str], assistant: re.Pattern[str] | None
+    ) -> dict[str, Any]:
+        hidden: dict[str, Any] = self._hide(message, everyone)
+        if message["role"] == ASSISTANT:
+            hidden |= {key: self._hide(message[key], assistant) for key in _SPEECH if isinstance(message.get(key), str)}
+        return hidden
+
+    def _hide(self, value: Any, which: re.Pattern[str] | None) -> Any:
+        if which is None:
+            return value
+        if isinstance(value, str):
+            return which.sub(lambda match: self._stand_ins[match[1]] if match[1] else match[0], value)
+        if isinstance(value, dict):
+            return {self._hide(key, which): self._hide(item, which) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._hide(item, which) for item in value]
+        return value
+
+
+def _alternatives(texts: Any) -> re.Pattern[str] | None:
+    pattern = "|".join(map(re.escape, texts))
+    return re.compile(pattern) if pattern else None
+
+
+def _with_space(token: SpecialToken) -> bytes:
+    # A run of white space is looked at from its beginning alone, or long ones would take for ever.
+    before = rb"(?:(?<![ \t\n\r\f\v])" + _SPACE + b"|)" if token.lstrip else b""
+    return before + b"(?:" + re.escape(token.text.encode()) + b")" + (_SPACE if token.rstrip else b"")
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """All texts in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _texts(key)
+            yield from _texts(item)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _texts(item)

@@ -1,0 +1,473 @@
+"""Filters: rows are kept by an expression on columns, which Arrow evaluates, or by a function of a row.
+
+    length(text) >= 200 and language in ["en", "de"] and not contains(url, "spam") and score > 0.5
+
+The language is described in docs/operators.md. It is a part of Python's own grammar, so `ast` parses it; a visitor
+turns the tree into functions over columns, and nothing is ever evaluated as Python. A comparison with null is null, and
+a row is kept only where the whole is true.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, ClassVar, NoReturn
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from zephon.columns.arrow import column_of, one_chunk, string_array, true_mask
+from zephon.columns.damage import shown_value
+from zephon.errors import PipelineError
+from zephon.ops.rows import (
+    FAILED,
+    RowOperator,
+    Rows,
+    check_operator,
+    each_row,
+    missing_column,
+    one_line,
+    python_rows,
+)
+from zephon.ops.typing import in_halves
+
+__all__ = ["FUNCTIONS", "Expression", "Filter"]
+
+_Columns = Mapping[str, Any]
+_Compute = Callable[[_Columns], Any]
+
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+_WORDS = {"and": "and", "or": "or", "not": "not", "in": "in", "is": "is"}
+_WORDS |= {"true": "True", "false": "False", "null": "None"}
+_TOKEN = re.compile(
+    r"""(?P<text>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*')
+      | (?P<name>[^\W\d]\w*(?:\.[^\W\d]\w*)*)
+      | `(?P<quoted>[^`]+)`
+      | (?P<space>\s+)
+      | (?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|==|!=|<=|>=|[<>()\[\],+*/-]""",
+    re.VERBOSE | re.DOTALL,
+)
+_ESCAPES = {"n": "\n", "t": "\t"}
+
+
+@dataclass(frozen=True)
+class Filter(RowOperator):
+    """Keep the rows that pass.
+
+    Attributes:
+        condition: an expression on columns, which Arrow evaluates, or a function of one row, a dict.
+        columns: what a function gets of a row; None gives it all columns of the dataset. Reading only what is needed
+            is faster.
+        datasets: names of the datasets to filter, or None for all.
+        runner: where a function runs; see `RowOperator`.
+    """
+
+    kind: ClassVar[str] = "filter"
+    condition: str | Expression | Callable[[dict[str, Any]], Any]
+    columns: Sequence[str] | None = None
+    datasets: Sequence[str] | None = None
+    runner: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.condition, str):
+            object.__setattr__(self, "condition", Expression(self.condition))
+        if isinstance(self.condition, Expression):
+            for name, value in (("columns", self.columns), ("runner", self.runner)):
+                if value is not None:
+                    raise PipelineError(
+                        f"filter {name} is {value!r}, which is for functions; an expression says itself which columns "
+                        "it reads, and is evaluated where the rows are."
+                    )
+            object.__setattr__(self, "columns", self.condition.columns)
+        elif not callable(self.condition):
+            raise PipelineError(f"filter takes an expression or a function of a row; {self.condition!r} is given.")
+        check_operator(self)
+
+    @property
+    def label(self) -> str:
+        return f'filter("{self.condition.text}")' if isinstance(self.condition, Expression) else super().label
+
+    @property
+    def function(self) -> Any:
+        return None if isinstance(self.condition, Expression) else self.condition
+
+    def identity(self) -> str:
+        if isinstance(self.condition, Expression):
+            return f"filter {self.condition.text} {self.columns} {self.datasets}"
+        return super().identity()
+
+    def apply(self, rows: Rows) -> None:
+        if isinstance(self.condition, Expression):
+            rows.take(self.condition.kept(rows.table, lambda row, reason: rows.fail(row, self.label, reason)))
+            return
+        results = each_row(rows, self, self.function, python_rows(rows, self))
+        truths = each_row(rows, self, bool, results)  # an array, for example, is neither true nor false
+        rows.keep(np.array([one is True and it is not FAILED for one, it in zip(truths, results, strict=True)], bool))
+
+
+class Expression:
+    """A checked filter expression.
+
+    Args:
+        text: the expression.
+
+    Attributes:
+        columns: top-level columns it reads, in order of appearance.
+
+    Raises:
+        PipelineError: it is not an expression; names the place.
+    """
+
+    def __init__(self, text: str) -> None:
+        if not isinstance(text, str) or not text.strip():
+            raise PipelineError(f"the filter is {text!r}; an expression such as 'length(text) > 100' is needed.")
+        self.text = text
+        parser = _Parser(text)
+        self._compute = parser.whole()
+        self.columns: tuple[str, ...] = tuple(dict.fromkeys(parser.columns))
+        if not self.columns:
+            raise PipelineError(f'the filter "{text}" names no column, so it is the same for every row.')
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Expression, (self.text,)
+
+    def __repr__(self) -> str:
+        return f"Expression({self.text!r})"
+
+    def kept(self, table: pa.Table, on_fault: Callable[[int, str], None] | None = None) -> np.ndarray:
+        """The rows of `table` to keep, int64[k], ascending.
+
+        Args:
+            table: the rows.
+            on_fault: told of rows, ascending, whose values cannot be computed with, and why; they are not kept. Where
+                it is None they are an error.
+
+        Raises:
+            PipelineError: a column is missing, or columns of these types cannot be compared as the expression wants it.
+        """
+        for name in self.columns:
+            if name not in table.column_names:
+                raise PipelineError(f'the filter "{self.text}" {missing_column(name, table.column_names)}')
+        columns = {name: one_chunk(table.column(name)) for name in self.columns}
+
+        def part(start: int, stop: int) -> np.ndarray:
+            some = {name: column.slice(start, stop - start) for name, column in columns.items()}
+            return start + np.flatnonzero(self._mask(some, stop - start))
+
+        try:
+            return part(0, table.num_rows)
+        except pa.ArrowException as error:
+            try:
+                part(0, 0)
+                if on_fault is None:
+                    raise
+            except pa.ArrowException:
+                kinds = ", ".join(f"{name} {column.type}" for name, column in columns.items())
+                raise PipelineError(
+                    f'the filter "{self.text}" cannot be computed ({one_line(error)}); its columns are {kinds}.'
+                ) from None
+
+        def fail(row: int, error: Exception) -> None:
+            values = ", ".join(f"{name} {shown_value(column[row].as_py())[:40]}" for name, column in columns.items())
+            on_fault(row, f"it cannot be computed ({one_line(error)}); {values}")
+
+        return np.concatenate([np.empty(0, dtype=np.int64), *in_halves(part, 0, table.num_rows, fail)])
+
+    def _mask(self, columns: _Columns, count: int) -> np.ndarray:
+        """bool[count]: which rows pass."""
+        kept = self._compute(columns)
+        if pa.types.is_null(kept.type):
+            return np.zeros(count, dtype=bool)
+        if not pa.types.is_boolean(kept.type):
+            raise PipelineError(
+                f'the filter "{self.text}" gives {kept.type} and not true or false; compare the value with something.'
+            )
+        return np.full(count, bool(kept.as_py())) if isinstance(kept, pa.Scalar) else true_mask(kept)
+
+
+class _Parser(ast.NodeVisitor):
+    """From a text to a function from columns to an Arrow array or scalar.
+
+    Names and texts are blanked before Python's parser sees them, character by character, so that words of Python are
+    names like any others, escapes are the language's own, and places in the tree are places in the text.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.columns: list[str] = []
+        self._text = text.strip()
+        self._names: dict[int, list[str]] = {}
+        self._texts: dict[tuple[int, int], str] = {}
+
+    def whole(self) -> _Compute:
+        try:
+            tree = ast.parse(self._blanked(), mode="eval")
+        except SyntaxError as error:
+            at = error.offset - 1 if error.offset else len(self._text)
+            self._refuse(at, f"this cannot be parsed ({error.msg})")
+        return self.visit(tree.body)
+
+    def _blanked(self) -> str:
+        parts, at = [], 0
+        while at < len(self._text):
+            match = _TOKEN.match(self._text, at)
+            if match is None:
+                self._refuse(at, "this does not belong in an expression")
+            token, kind = match[0], match.lastgroup
+            if kind == "text":
+                self._texts[at, match.end()] = re.sub(
+                    r"\\(.)", lambda m: _ESCAPES.get(m[1], m[1]), token[1:-1], flags=re.DOTALL
+                )
+                token = f"'{'_' * (len(token) - 2)}'"
+            elif kind == "name" and token.lower() in _WORDS:
+                token = _WORDS[token.lower()]
+            elif kind == "name":
+                self._names[at] = token.split(".")
+                token = "_" * len(token)
+            elif kind == "quoted":
+                apart = int(at > 0)  # from a word before it; at the start it would be an indentation
+                self._names[at + apart] = [match["quoted"]]
+                token = " " * apart + "_" * (len(token) - apart - 1) + " "
+            elif kind == "space":
+                token = " " * len(token)
+            parts.append(token)
+            at = match.end()
+        return "".join(parts)
+
+    def _refuse(self, at: int, why: str) -> NoReturn:
+        match = _TOKEN.match(self._text, at)
+        seen = repr(match[0] if match else self._text[at]) if at < len(self._text) else "the end"
+        raise PipelineError(f'the filter "{self._text}" is not an expression: at character {at + 1} ({seen}) {why}.')
+
+    def generic_visit(self, node: ast.AST) -> NoReturn:
+        self._refuse(getattr(node, "col_offset", 0), "a column, a value or a parenthesis is needed")
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> _Compute:
+        function = pc.or_kleene if isinstance(node.op, ast.Or) else pc.and_kleene
+        parts = [self.visit(value) for value in node.values]
+        return lambda columns: reduce(function, (_flag(part(columns)) for part in parts))
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> _Compute:
+        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
+            return _constant(self._value(node))
+        inner = self.visit(node.operand)
+        if isinstance(node.op, ast.Not):
+            return lambda columns: pc.invert(_flag(inner(columns)))
+        if isinstance(node.op, ast.USub):
+            return lambda columns: pc.negate_checked(inner(columns))
+        return self.generic_visit(node)
+
+    def visit_BinOp(self, node: ast.BinOp) -> _Compute:
+        if type(node.op) not in _ARITHMETIC:
+            return self.generic_visit(node)
+        function, left, right = _ARITHMETIC[type(node.op)], self.visit(node.left), self.visit(node.right)
+        return lambda columns: function(left(columns), right(columns))
+
+    def visit_Compare(self, node: ast.Compare) -> _Compute:
+        left, operator, other = self.visit(node.left), node.ops[0], node.comparators[0]
+        if len(node.ops) > 1:
+            self._refuse(node.comparators[1].col_offset, "comparisons cannot be chained; join them with and")
+        if isinstance(operator, ast.Is | ast.IsNot):
+            if not (isinstance(other, ast.Constant) and other.value is None):
+                self._refuse(other.col_offset, '"null" is needed after is')
+            check = pc.is_null if isinstance(operator, ast.Is) else pc.is_valid
+            return lambda columns: check(left(columns))
+        if isinstance(operator, ast.In | ast.NotIn):
+            among = self._list(other)
+            if isinstance(operator, ast.In):
+                return lambda columns: _is_in(left(columns), among)
+            return lambda columns: pc.invert(_is_in(left(columns), among))
+        function, right = _COMPARE[type(operator)], self.visit(other)
+        return lambda columns: _compared(function, left(columns), right(columns))
+
+    def visit_Call(self, node: ast.Call) -> _Compute:
+        at, given = node.func.col_offset, len(node.args)
+        name = ".".join(self._names.get(at, ["?"]))
+        if not isinstance(node.func, ast.Name) or name not in FUNCTIONS:
+            near = difflib.get_close_matches(name, FUNCTIONS, n=1)
+            hint = f"did you mean {near[0]}" if near else f"there are {', '.join(FUNCTIONS)}"
+            self._refuse(at, f"there is no such function; {hint}")
+        function: Callable[..., Any] = FUNCTIONS[name]
+        wanted = 1 + (name in _WITH_TEXT)
+        if given != wanted:
+            self._refuse(at, f"{name} takes {wanted} argument{'s' * (wanted > 1)}, and {given} are given")
+        value, options = self.visit(node.args[0]), {}
+        if wanted > 1:
+            options["pattern"] = self._value(node.args[1])
+            try:
+                function(column_of(["a"]), **options)
+            except (pa.ArrowException, TypeError) as error:
+                self._refuse(node.args[1].col_offset, f"{name} cannot take this ({one_line(error)})")
+        if name == "abs":
+            return lambda columns: function(value(columns))
+        return lambda columns: function(_text(value(columns)), **options)
+
+    def visit_Name(self, node: ast.Name) -> _Compute:
+        path = self._names[node.col_offset]
+        self.columns.append(path[0])
+        return lambda columns: _column(columns, path)
+
+    def visit_Constant(self, node: ast.Constant) -> _Compute:
+        return _constant(self._value(node))
+
+    def _value(self, node: ast.expr) -> Any:
+        """The value of a constant, with a sign or without."""
+        negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+        constant = node.operand if isinstance(node, ast.UnaryOp) and negative else node
+        value: Any = constant.value if isinstance(constant, ast.Constant) else ...
+        if isinstance(value, str):  # two texts next to each other are one for Python
+            value = self._texts.get((constant.col_offset, constant.end_col_offset or 0), ...)
+        if negative and type(value) in (int, float):
+            value = -value
+        elif negative or not isinstance(value, str | int | float | None):
+            return self.generic_visit(node)
+        if isinstance(value, int) and not _LEAST <= value <= _MOST:
+            self._refuse(node.col_offset, "whole numbers go from -2**63 to 2**64 - 1; write a greater one as 1e30")
+        return value
+
+    def _list(self, node: ast.expr) -> list[Any]:
+        values = [self._value(item) for item in node.elts] if isinstance(node, ast.List) else []
+        kinds = {str if isinstance(value, str) else type(value) in (int, float) for value in values}
+        if kinds not in ({str}, {True}):
+            self._refuse(node.col_offset, "a list needs values, all numbers or all texts")
+        return values
+
+
+def _text(value: Any) -> Any:
+    """Nothing but nulls as null texts, which the functions for text take."""
+    return pc.cast(value, pa.large_string()) if pa.types.is_null(value.type) else value
+
+
+def _flag(value: Any) -> Any:
+    return pc.cast(value, pa.bool_()) if pa.types.is_null(value.type) else value
+
+
+def _float(value: Any) -> Any:
+    """Numbers as float64, rounded; Arrow's own conversion refuses whole numbers that floats cannot hold exactly."""
+    kind = value.type
+    if not (_is_number(kind) or pa.types.is_decimal(kind) or pa.types.is_null(kind) or pa.types.is_boolean(kind)):
+        raise pa.ArrowNotImplementedError(f"{kind} is no number")
+    return pc.cast(value, pa.float64(), safe=False)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
+
+
+def _alike(left: Any, right: Any) -> tuple[Any, Any]:
+    """Whole numbers next to floats as floats."""
+    one, other = left.type, right.type
+    if _is_number(one) and _is_number(other) and pa.types.is_floating(one) != pa.types.is_floating(other):
+        return (left, _float(right)) if pa.types.is_floating(one) else (_float(left), right)
+    return left, right
+
+
+def _compared(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
+    if pa.types.is_null(left.type) and pa.types.is_null(right.type):
+        left = pc.cast(left, pa.int64())
+    one, other = left.type, right.type
+    if pa.types.is_integer(one) and pa.types.is_integer(other) and pa.types.is_uint64(one) != pa.types.is_uint64(other):
+        exact = pa.decimal128(20, 0)  # holds every whole number of 64 bits, with a sign and without
+        left, right = pc.cast(left, exact), pc.cast(right, exact)
+    return function(*_alike(left, right))
+
+
+def _length(value: Any) -> Any:
+    """Characters of text, bytes of binary, items of lists."""
+    kind = value.type
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pc.list_value_length(value)
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
+        return pc.binary_length(value)
+    return pc.utf8_length(value)
+
+
+def _contains(value: Any, *, pattern: str) -> Any:
+    """By the engine for regular expressions, which finds plain texts five times faster than the one made for them."""
+    if "\\E" in pattern or not pattern:
+        return pc.match_substring(value, pattern=pattern)
+    return pc.match_substring_regex(value, pattern=f"\\Q{pattern}\\E")
+
+
+def _column(columns: _Columns, path: Sequence[str]) -> Any:
+    """A column, or a field of a struct, in one of the types that Arrow computes with."""
+    value = columns[path[0]]
+    for name in path[1:]:
+        if pa.types.is_null(value.type):
+            return value
+        if not pa.types.is_struct(value.type) or value.type.get_field_index(name) < 0:
+            raise pa.ArrowNotImplementedError(f"{'.'.join(path)} is not there, since {path[0]} has no field {name}")
+        value = pc.struct_field(value, indices=[value.type.get_field_index(name)])
+    if pa.types.is_dictionary(value.type):
+        value = pc.cast(value, value.type.value_type)
+    if pa.types.is_string_view(value.type):
+        return pc.cast(value, pa.large_string())
+    return pc.cast(value, pa.float32()) if pa.types.is_float16(value.type) else value
+
+
+def _is_in(value: Any, among: list[Any]) -> Any:
+    """As a chain of == would have it: null where the value is null."""
+    kind = value.type
+    if pa.types.is_null(kind):
+        return _flag(value)
+    if isinstance(among[0], str):
+        allowed = string_array(among, kind if pa.types.is_large_string(kind) else pa.string())
+    elif pa.types.is_integer(kind):
+        # What no value of this type can be is in no row.
+        limits = np.iinfo(str(kind))
+        whole = [int(item) for item in among if limits.min <= item <= limits.max and item == int(item)]
+        allowed = _numbers(whole, kind)
+    else:
+        value = _float(value)
+        allowed = _numbers(among, pa.float64())
+    return pc.if_else(pc.is_valid(value), pc.is_in(value, value_set=allowed), pa.nulls(1, pa.bool_())[0])
+
+
+def _constant(value: Any) -> _Compute:
+    is_large = isinstance(value, int) and value > _MOST >> 1
+    scalar = (_numbers([value], pa.uint64()) if is_large else column_of([value]))[0]  # pa.scalar would import pandas
+    return lambda columns: scalar
+
+
+def _numbers(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An Arrow array of numbers that fit, without pandas."""
+    made = np.array(values, dtype="float64" if kind == pa.float64() else str(kind))
+    return pa.Array.from_buffers(kind, len(made), [None, pa.py_buffer(made)])
+
+
+_COMPARE: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
+    ast.Eq: pc.equal,
+    ast.NotEq: pc.not_equal,
+    ast.Lt: pc.less,
+    ast.LtE: pc.less_equal,
+    ast.Gt: pc.greater,
+    ast.GtE: pc.greater_equal,
+}
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda left, right: pc.add_checked(*_alike(left, right)),
+    ast.Sub: lambda left, right: pc.subtract_checked(*_alike(left, right)),
+    ast.Mult: lambda left, right: pc.multiply_checked(*_alike(left, right)),
+    # By zero it is infinite or no number, as floats are.
+    ast.Div: lambda left, right: pc.divide(_float(left), _float(right)),
+}
+_WITH_TEXT: dict[str, Callable[..., Any]] = {
+    "contains": _contains,
+    "starts_with": pc.starts_with,
+    "ends_with": pc.ends_with,
+    "matches": pc.match_substring_regex,
+    "count": pc.count_substring,
+}
+FUNCTIONS: dict[str, Callable[..., Any]] = {
+    "length": _length,
+    "bytes": pc.binary_length,
+    "lower": pc.utf8_lower,
+    "upper": pc.utf8_upper,
+    "trim": pc.utf8_trim_whitespace,
+    "abs": pc.abs,
+    **_WITH_TEXT,
+}
+"""By name: what computes it of a column, and for some of a text in quotes besides, `pattern`."""
