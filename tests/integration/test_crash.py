@@ -3,17 +3,13 @@
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support import step_digests
+from support import crashing, step_digests
 from zephon.run.ledger import read_ledger
-
-sys.path.insert(0, str(Path(__file__).parent))
-from support import crashing
 
 
 @pytest.mark.slow

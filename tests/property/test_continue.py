@@ -15,7 +15,7 @@ from zephon.config.topology import divisors
 from zephon.io import Dataset
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
-SETTINGS = few(12)
+SETTINGS = few(4)
 
 
 def dataset(name, rows):

@@ -16,7 +16,7 @@ from zephon.io import Dataset, DecodeCache
 from zephon.work import StaticMixtureWorkSource, TokenEstimation
 
 # Building pipelines costs some tens of milliseconds each, so there are fewer examples than usual.
-SETTINGS = few(12)
+SETTINGS = few(4)
 
 texts = st.one_of(
     st.text(alphabet="ab c\n!é木", max_size=60),
@@ -195,7 +195,7 @@ def test_a_state_taken_inside_a_step_goes_on_exactly_on_the_same_topology(tiny_t
         assert a.digests == b.digests and a.sequence_numbers.tolist() == b.sequence_numbers.tolist()
 
 
-@few(8)
+@few(3)
 @given(sources(repeat=False), shapes(drop=False), st.data())
 def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_tokenizer, source, shape, data):
     """Groups are stepped in lockstep, as ranks of a job are; the flag is combined by hand."""

@@ -14,7 +14,7 @@ from support.examples import few
 from zephon import CheckpointError, Pipeline, PipelineError
 from zephon.config.topology import divisors
 from zephon.io import Dataset
-from zephon.ops.mixture import Turns
+from zephon.ops.turns import Turns
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 SETTINGS = few(12)

@@ -26,6 +26,7 @@ from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
 CASES = int(os.environ.get("ZEPHON_FUZZ_CASES", "180"))
+few_or_many = pytest.mark.parametrize("cases", [24, pytest.param(CASES, marks=pytest.mark.deep)])
 TEXTS = [None if n % 50 == 7 else f"document {n} é漢字 " * (n % 9) for n in range(200)]
 TABLE = pa.table({"n": range(200), "text": TEXTS, "list": [[n, n] for n in range(200)]})
 JSON = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS).encode()
@@ -103,15 +104,16 @@ def content_of_tar() -> bytes:
 
 
 @pytest.mark.timeout(120)
+@few_or_many
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_an_error_of_ours_or_gives_sound_rows(tmp_path, name):
+def test_a_damaged_file_is_an_error_of_ours_or_gives_sound_rows(cases, tmp_path, name):
     content, must_notice = FILES[name]
     path = tmp_path / name
     path.write_bytes(content)
     assert open_path(path).take(np.arange(200))["text"].to_pylist() == TEXTS
     generator = random.Random(name)
     errors = 0
-    for case in range(CASES):
+    for case in range(cases):
         path.write_bytes(damaged(content, generator))
         try:
             dataset = open_path(path, ["text"] if "jsonl" in name or case % 2 else ["text", "list"])
@@ -124,7 +126,7 @@ def test_a_damaged_file_is_an_error_of_ours_or_gives_sound_rows(tmp_path, name):
             table.validate(full=True)
             assert table.num_rows == len(rows)
             assert not must_notice or table["text"].to_pylist() == TEXTS
-    assert errors > CASES // 5
+    assert errors > cases // 5
 
 
 # Datasets that other libraries wrote: folder -> (columns, the first of them the documents; how much goes unnoticed).
@@ -163,8 +165,9 @@ def rows_of(folder, columns) -> list[dict]:
 
 
 @pytest.mark.timeout(200)
+@few_or_many
 @pytest.mark.parametrize("name", PEERS)
-def test_a_damaged_file_of_another_library_is_an_error_of_ours_or_gives_its_rows(peer_data, tmp_path, name):
+def test_a_damaged_file_of_another_library_is_an_error_of_ours_or_gives_its_rows(cases, peer_data, tmp_path, name):
     columns, unnoticed = PEERS[name]
     folder = tmp_path / "damaged"
     shutil.copytree(peer_data / name, folder)
@@ -179,7 +182,7 @@ def test_a_damaged_file_of_another_library_is_an_error_of_ours_or_gives_its_rows
     ]
     generator = random.Random(name)
     errors = 0
-    for _ in range(CASES // 3):
+    for _ in range(cases // 3):
         path = generator.choice(files)
         content = path.read_bytes()
         kind = generator.choice(["cut", "flip", "any"])
@@ -206,11 +209,12 @@ def test_a_damaged_file_of_another_library_is_an_error_of_ours_or_gives_its_rows
             if unnoticed == SEEN:
                 assert rows == expected
         path.write_bytes(content)
-    assert errors > CASES // 15
+    assert errors > cases // 15
 
 
+@few_or_many
 @pytest.mark.parametrize("name", ["tokens.npy", "rows.npy", "text.md", "samples.tar"])
-def test_a_damaged_file_of_tokens_or_text_is_an_error_of_ours_or_gives_its_rows(tmp_path, name):
+def test_a_damaged_file_of_tokens_or_text_is_an_error_of_ours_or_gives_its_rows(cases, tmp_path, name):
     columns = {"text.md": ["text", "file_name"], "samples.tar": ["txt", "json.n", "__key__"]}.get(name, ["tokens"])
     path = tmp_path / name
     if name.endswith(".npy"):
@@ -220,7 +224,7 @@ def test_a_damaged_file_of_tokens_or_text_is_an_error_of_ours_or_gives_its_rows(
         path.write_bytes("".join(filter(None, TEXTS)).encode() if name == "text.md" else content_of_tar())
     content, expected = path.read_bytes(), rows_of(path, columns)
     generator = random.Random(name)
-    for _ in range(CASES // 3):
+    for _ in range(cases // 3):
         raw = damaged(content, generator)
         path.write_bytes(raw)
         try:
@@ -234,13 +238,14 @@ def test_a_damaged_file_of_tokens_or_text_is_an_error_of_ours_or_gives_its_rows(
 
 
 @pytest.mark.timeout(120)
-def test_a_damaged_vortex_file_is_an_error_of_ours_or_gives_as_many_rows(tmp_path):
+@few_or_many
+def test_a_damaged_vortex_file_is_an_error_of_ours_or_gives_as_many_rows(cases, tmp_path):
     import vortex
 
     path = tmp_path / "a.vortex"
     vortex.io.write(pa.table({"text": [text or "" for text in TEXTS], "n": range(200)}), str(path))
     content, generator = path.read_bytes(), random.Random("vortex")
-    for _ in range(CASES // 2):
+    for _ in range(cases // 2):
         raw = damaged(content, generator)
         path.write_bytes(raw)
         try:
@@ -252,7 +257,8 @@ def test_a_damaged_vortex_file_is_an_error_of_ours_or_gives_as_many_rows(tmp_pat
 
 
 @pytest.mark.timeout(120)
-def test_a_damaged_lance_dataset_is_an_error_of_ours_or_gives_as_many_rows(tmp_path):
+@few_or_many
+def test_a_damaged_lance_dataset_is_an_error_of_ours_or_gives_as_many_rows(cases, tmp_path):
     import lance
 
     original = tmp_path / "sound.lance"
@@ -261,7 +267,7 @@ def test_a_damaged_lance_dataset_is_an_error_of_ours_or_gives_as_many_rows(tmp_p
     names = sorted(path.relative_to(original) for path in original.rglob("*") if path.is_file())
     names = [name for name in names if name.suffix in (".lance", ".manifest", ".arrow")]
     generator = random.Random("lance")
-    for case in range(CASES // 2):
+    for case in range(cases // 2):
         folder = tmp_path / f"{case}a.lance"  # of one that it knows already, the library would not look at everything
         shutil.copytree(original, folder)
         path = folder / generator.choice(names)

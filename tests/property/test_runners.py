@@ -2,6 +2,7 @@
 
 import json
 
+import pytest
 from hypothesis import Phase, given
 from hypothesis import strategies as st
 
@@ -25,7 +26,7 @@ from zephon.run.ledger import compare, read_ledger
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
 # Each example starts some processes.
-SETTINGS = few(5, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+SETTINGS = few(3, phases=[Phase.explicit, Phase.reuse, Phase.generate])
 
 ROWS = {
     "expression": lambda p, runner: p.filter("number != 5"),
@@ -165,6 +166,7 @@ def test_no_choice_of_runner_changes_a_batch_a_state_or_the_ledger(
     assert [len(read_ledger(folder).sequence) for folder in (here, there)] == [first + more] * 2
 
 
+@pytest.mark.deep
 @SETTINGS
 @given(runs(), places(), st.integers(0, 6))
 def test_a_run_in_processes_can_be_entered_at_any_step(tiny_tokenizer, tmp_path_factory, run, place, step):

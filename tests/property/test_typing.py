@@ -48,7 +48,7 @@ def test_what_maps_give_does_not_depend_on_where_blocks_are_cut(given_results, d
     tried = data.draw(st.integers(1, len(given_results)))
     operator = MapTransform(lambda row: given_results[row["number"]])
     first = Sample(np.arange(tried), table.slice(0, tried))
-    [typed] = probe([operator], iter([first]), "d").operators
+    [typed] = probe([operator], iter([first]), "d")[0]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(given_results)), max_size=4)))
     whole = outcome([typed], table, [])
     cut = outcome([typed], table, cuts)
@@ -76,6 +76,6 @@ def test_faults_of_filters_templates_and_batches_do_not_depend_on_where_blocks_a
         MapBatches(lambda block: block.set_column(0, "number", pa.array(block.column("number").to_pylist()))),
         Filter("number in [1, 300, 2.5] or abs(number + 1) > 1 or number is null"),
     ]
-    typed = probe(chain, iter([Sample(np.arange(1), table.slice(0, 1))]), "d").operators
+    typed = probe(chain, iter([Sample(np.arange(1), table.slice(0, 1))]), "d")[0]
     cuts = sorted(data.draw(st.sets(st.integers(0, len(given_rows)), max_size=4)))
     assert outcome(typed, table, cuts)[:2] == outcome(typed, table, [])[:2]

@@ -46,5 +46,26 @@ def open_path(path: Path, columns: Sequence[str] = ("text",), *, cache_bytes: in
     return dataset.open(columns, size_column="text", cache=DecodeCache(cache_bytes), index_dir=index_dir)
 
 
+def opened(path: Path, columns="text", size_column=None, *, fmt=None, is_text=True, **options) -> OpenDataset:
+    """The columns of a dataset, the first of them its documents by default."""
+    columns = [columns] if isinstance(columns, str) else list(columns)
+    dataset, cache = Dataset.from_path("data", path, fmt), DecodeCache(1 << 20)
+    return dataset.open(columns, size_column=size_column or columns[0], cache=cache, is_text=is_text, **options)
+
+
 def texts_of(dataset: OpenDataset, column: str = "text") -> list[str | None]:
     return dataset.take(np.arange(dataset.catalog.rows))[column].to_pylist()
+
+
+def rows_of(path: Path, column: str = "text", **options) -> list[str | None]:
+    return texts_of(opened(path, column, **options), column)
+
+
+def check_rows(dataset: OpenDataset, expected: dict[str, list]) -> None:
+    """That a dataset has the `expected` values by column, in file order and in any other."""
+    rows = len(next(iter(expected.values())))
+    assert dataset.catalog.rows == rows
+    for order in (np.arange(rows), np.random.default_rng(0).permutation(rows)):
+        taken = dataset.take(order)
+        for name, values in expected.items():
+            assert taken[name].to_pylist() == [values[row] for row in order], name

@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,9 @@ from support.operator_data import shout
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
+
+PROCESS, ISOLATED = {"runner": "process"}, {"isolate": True}
+CONTEXTS = ["fork", pytest.param("spawn", marks=pytest.mark.deep)]
 
 
 def build(tokenizer, *, repeat=True, **options):
@@ -41,8 +45,14 @@ def same(some, others):
         assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("options", [{}, {"runner": "process"}, {"isolate": True}])
+@pytest.mark.parametrize(
+    ("workers", "options"),
+    [
+        (1, {}),
+        (0, ISOLATED),
+        *(pytest.param(*each, marks=pytest.mark.deep) for each in [(0, {}), (1, PROCESS), (0, PROCESS), (1, ISOLATED)]),
+    ],
+)
 def test_loaders_give_the_batches_of_the_pipeline(tiny_tokenizer, workers, options):
     loader = DataLoader(build(tiny_tokenizer, **options).torch_dataset(), batch_size=None, num_workers=workers)
     same(taken(loader, 6), wanted(tiny_tokenizer, 6))
@@ -51,7 +61,7 @@ def test_loaders_give_the_batches_of_the_pipeline(tiny_tokenizer, workers, optio
     assert sorted(fields) == ["input_ids", "labels", "loss_mask"]
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_a_stateful_loader_goes_on_from_its_state_with_or_without_a_worker(tiny_tokenizer, context):
     batches = wanted(tiny_tokenizer, 12)
     loader = StatefulDataLoader(
@@ -94,7 +104,7 @@ def test_state_of_a_plain_loader_without_workers_is_that_of_the_pipeline(tiny_to
     same(taken(DataLoader(other, batch_size=None), 2), wanted(tiny_tokenizer, 5)[3:])
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
+@pytest.mark.parametrize("context", CONTEXTS)
 def test_asking_here_for_the_state_of_a_worker_is_refused(tiny_tokenizer, context):
     dataset = build(tiny_tokenizer).torch_dataset()
     dataset.state_dict()  # of the start
@@ -103,13 +113,18 @@ def test_asking_here_for_the_state_of_a_worker_is_refused(tiny_tokenizer, contex
         dataset.state_dict()
 
 
-def test_several_workers_are_refused_with_the_reason(tiny_tokenizer):
-    for kind in (DataLoader, StatefulDataLoader):
-        loader = kind(build(tiny_tokenizer).torch_dataset(), batch_size=None, num_workers=2)
-        with pytest.raises(
-            PipelineError, match="num_workers is 2; 0 or 1 is needed, since every worker would give all"
-        ):
-            taken(loader, 1)
+def test_several_workers_are_refused_with_the_reason(tiny_tokenizer, monkeypatch):
+    monkeypatch.setattr("zephon.torch_data.get_worker_info", lambda: SimpleNamespace(num_workers=2))
+    with pytest.raises(PipelineError, match="num_workers is 2; 0 or 1 is needed, since every worker would give all"):
+        iter(build(tiny_tokenizer).torch_dataset())
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
+def test_several_workers_of_a_loader_are_refused(tiny_tokenizer, kind):
+    loader = kind(build(tiny_tokenizer).torch_dataset(), batch_size=None, num_workers=2)
+    with pytest.raises(PipelineError, match="num_workers is 2"):
+        taken(loader, 1)
 
 
 KILLED = """
@@ -131,6 +146,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.deep
 def test_no_process_outlives_a_killed_worker_of_a_loader(tiny_tokenizer):
     # In a process of its own: PyTorch ends one whose workers die.
     folders = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])

@@ -306,7 +306,7 @@ def test_files_that_are_no_recipe_are_refused(tmp_path: Path) -> None:
     assert "line 3" in refusal(tmp_path, "seed = 1\n\nseed = 2\n")
     path = tmp_path / "recipe.toml"
     path.write_bytes(b'seed = 1\ntext_field = "\xff"\n')
-    with pytest.raises(RecipeError, match="not UTF-8"):
+    with pytest.raises(RecipeError, match="line 2: this is not UTF-8"):
         DataRecipe.from_toml(path)
     for missing in (tmp_path / "no.toml", tmp_path, "x" * 5000):
         with pytest.raises(RecipeError, match="the recipe cannot be read"):

@@ -53,28 +53,11 @@ def test_read_group_gives_exactly_the_rows_of_the_group(tmp_path, suffix):
         assert dataset.read_group(group)["text"].to_pylist() == TEXTS[starts[group] : starts[group + 1]]
 
 
-def test_groups_of_are_those_that_take_reads_and_prefetched_ones_are_not_read_again(tmp_path, suffix, monkeypatch):
-    dataset = open_path(write_shards(tmp_path, suffix))
-    rows = np.array([399, 3, 120, 4])
-    groups = dataset.groups_of(rows)
-    assert (np.diff(groups) > 0).all()
-    for group in groups:
-        dataset.prefetch(group)
-    monkeypatch.setattr(dataset, "read_group", lambda group: pytest.fail("read again"))
-    assert dataset.take(rows)["text"].to_pylist() == [TEXTS[row] for row in rows]
-
-
 def test_rows_that_do_not_exist_are_refused(tmp_path, suffix):
     dataset = open_path(write_shards(tmp_path, suffix))
     for rows, wrong in (([0, 400], 400), ([-1], -1), ([2**40, 5], 2**40)):
         with pytest.raises(DataError, match=f"row {wrong} was asked of dataset 'corpus', which has rows 0 to 399"):
             dataset.take(np.array(rows))
-
-
-def test_describe_names_shard_and_row(tmp_path):
-    dataset = open_path(write_shards(tmp_path / "x", ".parquet"))
-    assert dataset.describe(0) == "0.parquet:0"
-    assert dataset.describe(399) == "3.parquet:99"
 
 
 def test_many_threads_read_one_dataset(tmp_path, suffix):
@@ -168,9 +151,7 @@ def test_a_dict_of_columns_is_a_dataset(tmp_path):
     assert opened.catalog.group_rows.tolist() == [4096, 4096, 3808]
     assert opened.catalog.bytes == 30 * sum(map(len, TEXTS))
     assert opened.read_group(2)["n"].to_pylist() == list(range(8192, 12000))
-    assert opened.describe(5) == "memory:5"
     assert opened.take(np.array([], np.int64)).num_rows == 0
-    opened.prefetch(0)
     with pytest.raises(DataError, match="row 12000"):
         opened.take(np.array([12000]))
 

@@ -580,7 +580,7 @@ def test_the_launchers_print_their_help_and_refuse_recipes_that_are_not_there():
         assert "zephon:" in shown.stdout and "--zephon-data-config" in shown.stdout
     refused = run("pretrain_gpt_zephon", "--zephon-data-config=nowhere.toml")
     assert refused.returncode == 1
-    assert "error: --zephon-data-config: nowhere.toml: there is no such file" in refused.stderr
+    assert "error: --zephon-data-config: nowhere.toml: the recipe cannot be read: No such file" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 

@@ -161,23 +161,15 @@ def test_other_code_of_the_module_and_values_of_its_globals_make_no_difference(t
 
 
 def test_they_are_the_same_in_every_process():
-    script = (
-        "import json, sys\nsys.path[:0] = json.loads(sys.argv[1])\nimport test_identity as t\n"
-        "made = [t.closing_over(v) for pair in t.VALUES.values() for v in pair] + [t.Suffix('x')]\n"
-        "print(json.dumps([t.identity_of(each)[0] for each in made]))\n"
-    )
-    folders = json.dumps([str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2])])
-    told = [
-        subprocess.run(
-            [sys.executable, "-c", script, folders],
-            env={**os.environ, "PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for seed in ("1", "2")
-    ]
-    assert told[0] == told[1] and len(set(json.loads(told[0]))) > 30
+    made = "[t.identity_of(each)[0] for one, other in t.VALUES.values() for each in (one, t.closing_over(other))]"
+    folders = [str(pathlib.Path(__file__).parent), str(pathlib.Path(__file__).parents[2])]
+    script = f"import json, sys\nsys.path[:0] = {folders}\nimport test_identity as t\nprint(json.dumps({made}))"
+    told = []
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, check=True)
+        told.append(json.loads(done.stdout))
+    assert told[0] == told[1] and len(set(told[0])) > 30
 
 
 def test_values_that_hold_themselves_or_are_nested_deeply_come_to_an_end():

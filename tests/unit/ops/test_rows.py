@@ -182,7 +182,7 @@ def test_data_without_text_are_told_with_what_makes_the_text(tiny_tokenizer):
     pipeline = Pipeline(source_of(count=20)).map_transform(lambda row: {"text": None})
     with pytest.raises(DataError, match='look at what the operators leave of them: tokenize takes the column "text"'):
         next(iter(finished(pipeline, tiny_tokenizer)))
-    with pytest.raises(DataError, match=r'name a column with text \(text_field\) in place of "text"'):
+    with pytest.raises(DataError, match=r'name another column .text_field, say.: tokenize takes the column "text"'):
         next(iter(finished(Pipeline(source_of({"text": [""] * 20})), tiny_tokenizer)))
 
 

@@ -21,7 +21,8 @@ def probed(operator, *tables):
     for table in tables:
         samples.append(Sample(np.arange(first, first + table.num_rows), table))
         first += table.num_rows
-    return probe([operator], iter(samples), "web")
+    operators, sample, _ = probe([operator], iter(samples), "web")
+    return operators[0], sample
 
 
 def ranges(*bounds):
@@ -67,19 +68,19 @@ def test_a_fault_tells_value_column_and_type():
 def test_columns_keep_what_they_had_where_the_rows_tried_say_less():
     meta = pa.array([{"a": None, "b": 1}] * 3, pa.struct([("a", pa.int32()), ("b", pa.int64())]))
     table = pa.table({"number": [1, 2, 3], "meta": meta, "day": pa.array([None] * 3, pa.date32())})
-    types = dict(probed(MapTransform(lambda row: row), table).operators[0].types)
+    types = dict(probed(MapTransform(lambda row: row), table)[0].types)
     assert (types["meta"].field("a").type, types["day"]) == (pa.int32(), pa.date32())
 
 
 def test_more_rows_are_tried_where_the_first_say_nothing():
     late = MapTransform(lambda row: {"score": row["number"] / 4 if row["number"] > 200 else None})
-    found = probed(late, *ranges(0, 64, 128, 256))
-    assert dict(found.operators[0].types)["score"] == pa.float64()
-    assert found.sample.table.num_rows == 64
+    typed, sample = probed(late, *ranges(0, 64, 128, 256))
+    assert dict(typed.types)["score"] == pa.float64()
+    assert sample.table.num_rows == 64
     field = MapTransform(lambda row: {"m": [{"role": "user", **({"name": "y"} if row["number"] == 100 else {})}]})
-    assert "name: string" in str(dict(probed(field, *ranges(0, 64, 128, 192)).operators[0].types)["m"])
+    assert "name: string" in str(dict(probed(field, *ranges(0, 64, 128, 192))[0].types)["m"])
     nothing = MapTransform(lambda row: {"new": None, "number": None})
-    assert dict(probed(nothing, *ranges(0, 2)).operators[0].types) == {"number": pa.int64(), "new": pa.large_string()}
+    assert dict(probed(nothing, *ranges(0, 2))[0].types) == {"number": pa.int64(), "new": pa.large_string()}
 
 
 def test_a_column_that_no_row_had_is_a_fault_unless_its_type_is_told():
@@ -87,11 +88,11 @@ def test_a_column_that_no_row_had_is_a_fault_unless_its_type_is_told():
         return {"rare": 0.5} if row["number"] == 99 else {"rare": None} if row["number"] == 98 else {}
 
     [late] = ranges(98, 100)
-    rows = applied(probed(MapTransform(rare), *ranges(0, 2)).operators[0], late)
+    rows = applied(probed(MapTransform(rare), *ranges(0, 2))[0], late)
     assert rows.table.column_names == ["number"]
     assert 'it gave a column "rare", which no row tried before the run has' in rows.failed[0][2]
     operator = MapTransform(rare, types={"rare": "float64"})
-    rows = applied(probed(operator, *ranges(0, 2)).operators[0], late)
+    rows = applied(probed(operator, *ranges(0, 2))[0], late)
     assert rows.table.column("rare").to_pylist() == [None, 0.5]
     assert operator.identity() != MapTransform(rare).identity()
     with pytest.raises(PipelineError, match=r"map_transform types is .* types of Arrow by the names of columns"):
@@ -107,7 +108,7 @@ def test_functions_of_tables_keep_their_types_too():
             {"half": [None if number == 0 else number / 2 if number % 2 else number // 2 for number in numbers]}
         )
 
-    operator = probed(MapBatches(halves), *ranges(1, 3)).operators[0]
+    operator = probed(MapBatches(halves), *ranges(1, 3))[0]
     for table in ranges(0, 1, 3, 5):
         assert applied(operator, table).table.schema.field("half").type == pa.float64()
     assert [place for place, _, _ in applied(operator, *ranges(20, 22)).failed] == [0, 1]

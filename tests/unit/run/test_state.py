@@ -389,5 +389,5 @@ def test_a_step_is_agreed_on_once_even_if_its_first_batch_has_to_be_taken_again(
         if batch is None:
             break
         numbers += batch.sequence_numbers.tolist()
-    assert failures and numbers == list(range(len(numbers)))
+    assert failures and len(numbers) > 8 and numbers == list(range(len(numbers)))
     assert len(asked) == len(numbers) // 4 + 1

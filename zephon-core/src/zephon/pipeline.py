@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -14,6 +13,7 @@ import pyarrow as pa
 
 from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
+from zephon.config.keys import refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology
@@ -219,7 +219,8 @@ class Pipeline:
         if self._position is None and last is not None and last.finished:
             self._move(self._beginning(), 0)
         self._live_stream()
-        return self._batches()
+        # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
+        return iter(self._next_batch, None)
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -467,10 +468,8 @@ class Pipeline:
             self._position = None
         return self._stream
 
-    def _batches(self) -> Iterator[SampleBatch]:
-        """Batches from wherever the pipeline stands, so that skip, seek and restore work inside a loop."""
-        while (batch := next(self._live_stream(), None)) is not None:
-            yield batch
+    def _next_batch(self) -> SampleBatch | None:
+        return next(self._live_stream(), None)
 
     def _last(self) -> Account | None:
         """The account of the stream, or of the last one."""
@@ -518,11 +517,7 @@ class Pipeline:
 def _operator(kind: Any, *args: Any, **options: Any) -> Any:
     """An operator of this kind; options that it does not have are refused."""
     name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
-    for option in options:
-        if option not in known:
-            near = difflib.get_close_matches(option, known, n=1)
-            hint = f" (did you mean {near[0]}?)" if near else ""
-            raise PipelineError(f"{name} has no option {option!r}{hint}; it has {', '.join(known)}.")
+    refuse_unknown(options, known, f"option of {name}", PipelineError)
     return kind(*args, **options)
 
 

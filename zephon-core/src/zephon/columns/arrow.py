@@ -30,29 +30,31 @@ __all__ = [
 
 def int64_array(values: np.ndarray) -> pa.Int64Array:
     """An Arrow array over the memory of int64[n] (any integers are converted)."""
-    values = np.ascontiguousarray(values, dtype=np.int64)
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+    return _number_array(values, np.int64, pa.int64())
 
 
 def int32_array(values: np.ndarray) -> pa.Int32Array:
     """An Arrow array over the memory of int32[n] (any integers are converted)."""
-    values = np.ascontiguousarray(values, dtype=np.int32)
-    return pa.Array.from_buffers(pa.int32(), len(values), [None, pa.py_buffer(values)])
+    return _number_array(values, np.int32, pa.int32())
+
+
+def _number_array(values: Any, dtype: Any, kind: pa.DataType, nulls: pa.Buffer | None = None) -> pa.Array:
+    values = np.ascontiguousarray(values, dtype=dtype)
+    return pa.Array.from_buffers(kind, len(values), [nulls, pa.py_buffer(values)])
 
 
 def bool_array(mask: np.ndarray) -> pa.BooleanArray:
     """An Arrow array of bool[n]."""
-    bits = pa.py_buffer(np.packbits(mask, bitorder="little"))
-    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, bits])
+    return pa.Array.from_buffers(pa.bool_(), len(mask), [None, _bitmap(mask)])
 
 
-def string_array(texts: Sequence[str], kind: pa.DataType | None = None) -> pa.Array:
+def string_array(texts: Sequence[str], kind: pa.DataType | None = None, nulls: pa.Buffer | None = None) -> pa.Array:
     """A string array of `texts`, none of them None; `kind` is pa.string() or pa.large_string()."""
     kind = kind or pa.string()
     encoded = [text.encode() for text in texts]
     offsets = np.zeros(len(encoded) + 1, dtype=np.int64 if pa.types.is_large_string(kind) else np.int32)
     np.cumsum([len(text) for text in encoded], out=offsets[1:])
-    return pa.Array.from_buffers(kind, len(encoded), [None, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))])
+    return pa.Array.from_buffers(kind, len(encoded), [nulls, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))])
 
 
 def values_of(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -161,30 +163,25 @@ def column_of(values: Sequence[Any]) -> pa.Array:
     Raises:
         pa.ArrowException, TypeError, ValueError, OverflowError: the values are not of one type.
     """
-    kinds = {type(value) for value in values}
-    kinds.discard(type(None))
-    nulls = None
-    n = len(values)
+    kinds = {type(value) for value in values} - {type(None)}
     if not kinds:
-        return pa.nulls(n)
+        return pa.nulls(len(values))
     kind = next(iter(kinds))
     if len(kinds) > 1 or kind not in (str, int, float, bool):
-        made = pa.array(values)
-        return made.cast(pa.large_string()) if pa.types.is_string(made.type) else made
+        array = pa.array(values)
+        return array.cast(pa.large_string()) if pa.types.is_string(array.type) else array
+    nulls = None
     if None in values:
-        valid = np.array([value is not None for value in values], dtype=bool)
-        nulls = pa.py_buffer(np.packbits(valid, bitorder="little"))
+        nulls = _bitmap([value is not None for value in values])
         values = [kind() if value is None else value for value in values]
     if kind is str:
-        encoded = [text.encode() for text in values]
-        offsets = np.zeros(n + 1, dtype=np.int64)
-        np.cumsum([len(text) for text in encoded], out=offsets[1:])
-        return pa.Array.from_buffers(
-            pa.large_string(), n, [nulls, pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded))]
-        )
+        return string_array(values, pa.large_string(), nulls)
     if kind is bool:
-        return pa.Array.from_buffers(
-            pa.bool_(), n, [nulls, pa.py_buffer(np.packbits(np.array(values, dtype=bool), bitorder="little"))]
-        )
-    dtype, arrow = (np.int64, pa.int64()) if kind is int else (np.float64, pa.float64())
-    return pa.Array.from_buffers(arrow, n, [nulls, pa.py_buffer(np.array(values, dtype=dtype))])
+        return pa.Array.from_buffers(pa.bool_(), len(values), [nulls, _bitmap(values)])
+    if kind is int:
+        return _number_array(values, np.int64, pa.int64(), nulls)
+    return _number_array(values, np.float64, pa.float64(), nulls)
+
+
+def _bitmap(flags: Any) -> pa.Buffer:
+    return pa.py_buffer(np.packbits(np.array(flags, dtype=bool), bitorder="little"))

@@ -8,6 +8,8 @@ A group of which rows are damaged comes as a table with one column more, `FAULT`
 `take` and `concat` like any column; `split_damaged` takes it off again.
 """
 
+from __future__ import annotations
+
 import errno
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple

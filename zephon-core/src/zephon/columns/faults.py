@@ -1,4 +1,4 @@
-"""Rows that could not be used: what is told of them, how many are too many, and the account of them.
+"""Rows that could not be used: how many a run may lose, and the report of them.
 
 Whatever fails over one row (bytes that cannot be read, a user's function, a chat template, a value of the wrong shape)
 becomes a `RowFault`. The policy says whether the first one ends the run or whether such rows are left out. A row is
@@ -24,10 +24,10 @@ from zephon.errors import DataError
 __all__ = ["FaultBudget", "FaultReport", "RowFault", "read_report", "reason_of"]
 
 _log = logging.getLogger("zephon")
-_MOST_REASON = 300
+_MAX_REASON = 300
 _FAULTS_LOGGED = 10
 # A report is for people, and a process remembers what it has written: 300 MB of file, 100 MB of memory at most.
-_MOST_REPORTED = 1 << 20
+_MAX_REPORTED = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class FaultBudget:
 
     Args:
         policy: what may be lost.
-        on_fault: told of every fault and its chunk.
+        on_fault: called with the chunk and every fault.
     """
 
     def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, RowFault], None] | None = None) -> None:
@@ -109,7 +109,7 @@ class FaultReport:
 
     A line is an object with "dataset", "shard", "row" and "rows" (the stretch of rows of the shard that failed at once;
     null for a shard of which nothing can be read), "operator", "reason", "lane" and "chunk" (where the run met it), and
-    "content" in quarantine. A stretch is told once by a process, however often its rows come up. Lines are written
+    "content" in quarantine. A process reports a stretch once, however often its rows come up. Lines are written
     whole and at once, so what a killed process had met is on record.
 
     Args:
@@ -120,7 +120,7 @@ class FaultReport:
     def __init__(self, folder: str | os.PathLike[str], rank: str) -> None:
         self._path = Path(folder) / f"{rank}-{time.time_ns()}-{os.getpid()}.jsonl"
         self._file: FileIO | None = None
-        self._told: set[int] = set()
+        self._written: set[int] = set()
         self._failed = False
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
@@ -132,12 +132,12 @@ class FaultReport:
             ) from None
 
     def add(self, lane: int, chunk: int, fault: RowFault) -> None:
-        """Tell of a fault, unless that has been done."""
+        """Report a fault, unless that has been done."""
         stretch = {"dataset": fault.dataset, "shard": fault.shard, "row": fault.first_row, "rows": fault.rows}
         self._write({**stretch, "operator": fault.operator}, fault.reason, fault.content, lane=lane, chunk=chunk)
 
     def add_shard(self, dataset: str, shard: str, reason: str) -> None:
-        """Tell of a shard of which nothing can be read."""
+        """Report a shard of which nothing can be read."""
         self._write({"dataset": dataset, "shard": shard, "row": 0, "rows": None, "operator": "read"}, reason, "")
 
     def close(self) -> None:
@@ -148,25 +148,25 @@ class FaultReport:
 
     def _write(self, what: dict[str, Any], reason: str, content: str, **where: int) -> None:
         key = hash(tuple(what.values()))
-        if self._failed or key in self._told or len(self._told) > _MOST_REPORTED:
+        if self._failed or key in self._written or len(self._written) > _MAX_REPORTED:
             return
-        self._told.add(key)
+        self._written.add(key)
         entry = {**what, "reason": reason, **where, **({"content": content} if content else {})}
-        if len(self._told) > _MOST_REPORTED:
-            entry = {"reason": f"more than {_MOST_REPORTED} faults; further ones are not told here"}
+        if len(self._written) > _MAX_REPORTED:
+            entry = {"reason": f"more than {_MAX_REPORTED} faults; further ones are not reported"}
         line = json.dumps(entry, ensure_ascii=True) + "\n"
         try:
             if self._file is None:
                 self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
             append_whole(self._file, line.encode())
         except OSError as error:
-            # The rows are left out for what they hold, whether or not that can be told.
+            # The rows are left out for what they hold, whether or not that can be reported.
             self._failed = True
             _log.warning("the report of errors %s is not kept any longer: %s", self._path, error.strerror)
 
 
 def read_report(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """What the reports in a folder tell, each stretch of rows once per operator, in the order of the files' names.
+    """The entries of the reports in a folder, each stretch of rows once per operator, in the order of the files' names.
 
     A last line that a killed process or a full disk has cut off is passed over.
     """
@@ -189,4 +189,4 @@ def reason_of(error: BaseException) -> str:
     text = " ".join(str(error).split())
     kind = type(error).__name__
     text = f"{kind}: {text}" if text else kind
-    return text if len(text) <= _MOST_REASON else f"{text[: _MOST_REASON - 3]}..."
+    return text if len(text) <= _MAX_REASON else f"{text[: _MAX_REASON - 3]}..."

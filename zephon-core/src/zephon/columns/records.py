@@ -7,7 +7,7 @@ array operations over a whole block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import pyarrow as pa
@@ -40,7 +40,7 @@ class Pointer:
     """A token of a lane: which chunk, which row of that chunk, which token of that row's document.
 
     With ensure_mixture `skips` are, for each dataset by name, its tokens from there on that earlier records have used,
-    and `token` is something else, see `zephon.run.state.LaneStart`.
+    and `token` is something else, see `LaneStart`.
     """
 
     chunk: int
@@ -135,6 +135,21 @@ class TokenBlock:
             begin=None if self.begin is None else self.begin[first:],
         )
 
+    def take(self, docs: np.ndarray) -> TokenBlock:
+        """Some of the documents, int64[m], in their order."""
+        items, offsets = ragged_take(self.offsets, docs)
+        return replace(
+            self,
+            tokens=self.tokens[items],
+            offsets=offsets,
+            dataset=self.dataset[docs],
+            row=self.row[docs],
+            position=self.position[docs],
+            begin=None if self.begin is None else self.begin[docs],
+            loss=None if self.loss is None else self.loss[items],
+            positions=None if self.positions is None else self.positions[items],
+        )
+
 
 @dataclass(slots=True)
 class RecordBlock:
@@ -169,31 +184,19 @@ class RecordBlock:
     @property
     def nbytes(self) -> int:
         """Bytes held by the arrays."""
-        return (
-            self.tokens.nbytes
-            + self.lengths.nbytes
-            + self.span_offsets.nbytes
-            + self.span_start.nbytes
-            + self.span_dataset.nbytes
-            + self.span_row.nbytes
-            + self.span_token.nbytes
-            + (0 if self.loss is None else self.loss.nbytes)
-            + (0 if self.positions is None else self.positions.nbytes)
-        )
+        arrays = (getattr(self, each.name) for each in fields(self))
+        return sum(array.nbytes for array in arrays if array is not None)
 
     def slice(self, start: int, stop: int) -> RecordBlock:
         """Records `start:stop`, as views."""
-        lo, hi = int(self.span_offsets[start]), int(self.span_offsets[stop])
+        low, high = int(self.span_offsets[start]), int(self.span_offsets[stop])
         return RecordBlock(
             tokens=self.tokens[start:stop],
             lengths=self.lengths[start:stop],
-            span_offsets=self.span_offsets[start : stop + 1] - lo,
-            span_start=self.span_start[lo:hi],
-            span_dataset=self.span_dataset[lo:hi],
-            span_row=self.span_row[lo:hi],
-            span_token=self.span_token[lo:hi],
+            span_offsets=self.span_offsets[start : stop + 1] - low,
             loss=None if self.loss is None else self.loss[start:stop],
             positions=None if self.positions is None else self.positions[start:stop],
+            **{name: getattr(self, name)[low:high] for name in _PER_SPAN},
         )
 
     def counted_positions(self) -> np.ndarray:
@@ -220,40 +223,31 @@ class RecordBlock:
     @staticmethod
     def empty(record_length: int) -> RecordBlock:
         """No records."""
-        return RecordBlock(
-            tokens=np.empty((0, record_length), dtype=np.uint32),
-            lengths=np.empty(0, dtype=np.int32),
-            span_offsets=np.zeros(1, dtype=np.int64),
-            span_start=np.empty(0, dtype=np.int32),
-            span_dataset=np.empty(0, dtype=np.int32),
-            span_row=np.empty(0, dtype=np.int64),
-            span_token=np.empty(0, dtype=np.int64),
-        )
+        return RecordBlock.filler(0, record_length, 0)
 
     @staticmethod
     def filler(count: int, record_length: int, token: int) -> RecordBlock:
         """`count` records without a real token, every place holding `token`."""
-        block = RecordBlock.empty(record_length)
-        block.tokens = np.full((count, record_length), token, dtype=np.uint32)
-        block.lengths = np.zeros(count, dtype=np.int32)
-        block.span_offsets = np.zeros(count + 1, dtype=np.int64)
-        return block
+        return RecordBlock(
+            tokens=np.full((count, record_length), token, dtype=np.uint32),
+            lengths=np.zeros(count, dtype=np.int32),
+            span_offsets=np.zeros(count + 1, dtype=np.int64),
+            **{name: np.empty(0, dtype=dtype) for name, dtype in _PER_SPAN.items()},
+        )
 
     @staticmethod
     def concat(blocks: Sequence[RecordBlock]) -> RecordBlock:
         """All records of `blocks` in order. At least one block is needed."""
         if len(blocks) == 1:
             return blocks[0]
+        losses, positions = _losses(blocks), _positions(blocks)
         return RecordBlock(
-            tokens=np.concatenate([b.tokens for b in blocks]),
-            lengths=np.concatenate([b.lengths for b in blocks]),
-            span_offsets=_joined_offsets([b.span_offsets for b in blocks]),
-            span_start=np.concatenate([b.span_start for b in blocks]),
-            span_dataset=np.concatenate([b.span_dataset for b in blocks]),
-            span_row=np.concatenate([b.span_row for b in blocks]),
-            span_token=np.concatenate([b.span_token for b in blocks]),
-            loss=_joined(_losses(blocks)),
-            positions=_joined(_positions(blocks)),
+            tokens=np.concatenate([block.tokens for block in blocks]),
+            lengths=np.concatenate([block.lengths for block in blocks]),
+            span_offsets=_joined_offsets([block.span_offsets for block in blocks]),
+            loss=np.concatenate(losses) if losses else None,
+            positions=np.concatenate(positions) if positions else None,
+            **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in _PER_SPAN},
         )
 
     @staticmethod
@@ -264,20 +258,20 @@ class RecordBlock:
         """
         place = np.empty(len(order), dtype=np.int64)
         place[order] = np.arange(len(order), dtype=np.int64)
-        tokens = _scattered([b.tokens for b in blocks], place)
-        assert tokens is not None
-        items, span_offsets = ragged_take(_joined_offsets([b.span_offsets for b in blocks]), order)
+        items, span_offsets = ragged_take(_joined_offsets([block.span_offsets for block in blocks]), order)
+        losses, positions = _losses(blocks), _positions(blocks)
         return RecordBlock(
-            tokens=tokens,
-            lengths=np.concatenate([b.lengths for b in blocks])[order],
+            tokens=_scattered([block.tokens for block in blocks], place),
+            lengths=np.concatenate([block.lengths for block in blocks])[order],
             span_offsets=span_offsets,
-            span_start=np.concatenate([b.span_start for b in blocks])[items],
-            span_dataset=np.concatenate([b.span_dataset for b in blocks])[items],
-            span_row=np.concatenate([b.span_row for b in blocks])[items],
-            span_token=np.concatenate([b.span_token for b in blocks])[items],
-            loss=_scattered(_losses(blocks), place),
-            positions=_scattered(_positions(blocks), place),
+            loss=_scattered(losses, place) if losses else None,
+            positions=_scattered(positions, place) if positions else None,
+            **{name: np.concatenate([getattr(block, name) for block in blocks])[items] for name in _PER_SPAN},
         )
+
+
+_PER_SPAN = {"span_start": np.int32, "span_dataset": np.int32, "span_row": np.int64, "span_token": np.int64}
+"""Columns of a `RecordBlock` with a value per span."""
 
 
 def _losses(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
@@ -294,19 +288,13 @@ def _positions(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
     return [b.counted_positions() if b.positions is None else b.positions for b in blocks]
 
 
-def _joined(parts: Sequence[np.ndarray]) -> np.ndarray | None:
-    return np.concatenate(parts) if parts else None
-
-
-def _scattered(parts: Sequence[np.ndarray], place: np.ndarray) -> np.ndarray | None:
-    """The rows of all parts, numbered through, row i at `place[i]`; None where there are no parts."""
-    if not parts:
-        return None
+def _scattered(parts: Sequence[np.ndarray], place: np.ndarray) -> np.ndarray:
+    """The rows of all parts, numbered through, row i at `place[i]`."""
     out = np.empty((len(place), parts[0].shape[1]), dtype=parts[0].dtype)
-    done = 0
+    start = 0
     for part in parts:
-        out[place[done : done + len(part)]] = part
-        done += len(part)
+        out[place[start : start + len(part)]] = part
+        start += len(part)
     return out
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Any
 
 import pyarrow as pa
@@ -55,7 +55,7 @@ def fill_in(template: Template, columns: Mapping[str, pa.Array]) -> pa.Array:
         for part in (column_of([text])[0], *([] if column is None else [columns[column]]))  # pa.scalar imports pandas
     ]
     joined = pc.binary_join_element_wise(*pieces, column_of([""])[0], null_handling="replace", null_replacement="")
-    some = None
-    for column in columns.values():
-        some = column.is_valid() if some is None else pc.or_(some, column.is_valid())
+    if not all(column.null_count for column in columns.values()):
+        return joined
+    some = reduce(pc.or_, [column.is_valid() for column in columns.values()])
     return pc.if_else(some, joined, pa.nulls(1, pa.large_string())[0])

@@ -216,8 +216,8 @@ def check(kind: Any, value: Any, name: str, error: type[ZephonError] = RecipeErr
         raise error(f"{name} is {seen(value)}; expected {expectation(kind)}.{remedy}") from None
 
 
-def check_keys(instance: Any, error: type[ZephonError] = RecipeError) -> None:
-    """Put the keys of a new instance of a frozen dataclass into normal form.
+def check_keys(instance: Any, error: type[ZephonError] = RecipeError, prefix: str = "") -> None:
+    """Put the keys of a new instance of a frozen dataclass into normal form; messages name them behind `prefix`.
 
     Raises:
         ZephonError: (as `error`) a value is not of its key's type.
@@ -227,7 +227,7 @@ def check_keys(instance: Any, error: type[ZephonError] = RecipeError) -> None:
         if value is None and not each.required:
             value = each.default
         if value is not each.default:
-            value = check(each.kind, value, each.name, error)
+            value = check(each.kind, value, prefix + each.name, error)
         object.__setattr__(instance, each.name, value)
 
 

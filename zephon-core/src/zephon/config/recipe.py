@@ -200,12 +200,13 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
             raise RecipeError(f"the recipe is {seen(path)}; expected the path of a TOML file.")
         where = os.fspath(path)
         try:
-            with open(where, encoding="utf-8-sig") as file:  # editors on Windows put a byte order mark in front
-                data = tomllib.loads(file.read())
+            with open(where, "rb") as file:
+                data = tomllib.loads(file.read().decode("utf-8-sig"))  # Windows editors write a byte order mark
         except OSError as error:
             raise RecipeError(f"{where}: the recipe cannot be read: {error.strerror}.") from None
-        except UnicodeDecodeError:
-            raise RecipeError(f"{where}: the file is not UTF-8 text; expected a recipe in TOML.") from None
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise RecipeError(f"{where}, line {line}: this is not UTF-8 text; expected a recipe in TOML.") from None
         except ValueError as error:
             raise RecipeError(f"{where}: the file is not valid TOML: {error}.") from None
         return cls.from_dict(data, base=os.path.dirname(os.path.abspath(where)), where=where)

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from zephon.config.keys import Positive, Whole, check
 from zephon.errors import TopologyError
 
 __all__ = ["MAX_AUTO_LANES", "Topology", "divisors", "resolve_lanes"]
@@ -35,9 +36,8 @@ def divisors(n: int) -> list[int]:
 
 
 def _positive(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise TopologyError(f"{name} is {value!r}; a whole number of at least 1 is needed.")
-    return int(value)
+    number: int = check(Positive, value, name, TopologyError)
+    return number
 
 
 def _nearest(value: int, candidates: list[int]) -> str:
@@ -58,10 +58,6 @@ def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp
         TopologyError: the value is not usable.
     """
     if canonical_replicas != "auto":
-        if isinstance(canonical_replicas, str):
-            raise TopologyError(
-                f'canonical_replicas is {canonical_replicas!r}; "auto" or a whole number of at least 1 is needed.'
-            )
         return _positive("canonical_replicas", canonical_replicas)
     if global_batch is not None:
         batch = _positive("global_batch", global_batch)
@@ -94,15 +90,12 @@ class Topology:
     def __post_init__(self) -> None:
         lanes = _positive("canonical_replicas", self.lanes)
         if lanes > MAX_LANES:
-            raise TopologyError(f"canonical_replicas is {lanes}; at most {MAX_LANES} lanes are possible.")
+            raise TopologyError(f"canonical_replicas is {lanes}; expected at most {MAX_LANES} lanes.")
         groups = _positive("dp_degree", self.dp_degree)
-        if isinstance(self.dp_group_id, bool) or not isinstance(self.dp_group_id, int | np.integer):
+        if check(Whole, self.dp_group_id, "dp_group_id", TopologyError) >= groups:
             raise TopologyError(
-                f"dp_group_id is {self.dp_group_id!r}; a whole number from 0 to {groups - 1} is needed."
-            )
-        if not 0 <= self.dp_group_id < groups:
-            raise TopologyError(
-                f"dp_group_id is {self.dp_group_id}, but with dp_degree {groups} it must be from 0 to {groups - 1}."
+                f"dp_group_id is {self.dp_group_id} with dp_degree {groups}; expected an integer from 0 to "
+                f"{groups - 1}."
             )
         if lanes % groups:
             multiples = [groups * k for k in range(1, lanes // groups + 3)]

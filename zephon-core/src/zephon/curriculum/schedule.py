@@ -8,7 +8,8 @@ two differ by as much as the measurement is off, usually well under one percent.
 at so many tokens per step.
 
 Shares are whole numbers of 2**-60 here and every change is a chain of straight lines (a cosine is made of 32 of them,
-which stay within 0.1 % of it), so that integrals are polynomials of whole numbers and come out alike on every platform.
+which stay within 0.13 points of it), so that integrals are polynomials of whole numbers and come out alike on every
+platform.
 """
 
 from __future__ import annotations

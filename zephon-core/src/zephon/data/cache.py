@@ -1,5 +1,7 @@
 """Decoded groups in memory, shared by every lane and dataset of a process."""
 
+from __future__ import annotations
+
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable

@@ -1,5 +1,7 @@
 """The table of contents of a dataset: shards, groups, rows, sizes and a fingerprint, as columns."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
@@ -63,7 +65,7 @@ class Catalog:
     pin: str = ""  # the commit that was listed, for stores that have such a thing
 
     @classmethod
-    def from_shards(cls, name: str, fmt: Format, shards: pa.Table, pin: str = "") -> "Catalog":
+    def from_shards(cls, name: str, fmt: Format, shards: pa.Table, pin: str = "") -> Catalog:
         """From a table of `scan_shards`."""
         counts = values_of(pc.list_value_length(shards["group_rows"]))
         columns = {key: _read_only(_flat(shards[key])) for key in _INT_LISTS}

@@ -10,6 +10,8 @@ structs, "meta.text"; a template over several columns, "{title}\n\n{meta.text}" 
 Shards of one dataset may differ: columns that one lacks are null there; `common_types` says in which type each comes.
 """
 
+from __future__ import annotations
+
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,5 +1,7 @@
 """A named collection of documents, on storage or in memory, that is not open yet."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -71,7 +73,7 @@ class Dataset:
         text_field: str | None = None,
         *,
         group: str | None = None,
-    ) -> "Dataset":
+    ) -> Dataset:
         """A file, a folder with all files below it, or a glob, here or in a store (``s3://``, ``hf://``, ...).
 
         Shards are sorted by their path relative to the folder. Names that start with ``.`` or ``_`` are skipped.
@@ -91,7 +93,7 @@ class Dataset:
         text_field: str | None = None,
         *,
         group: str | None = None,
-    ) -> "Dataset":
+    ) -> Dataset:
         """Documents in memory, ``{"text": ["one", "two"]}``; all columns have the same length."""
         if isinstance(columns, Mapping):
             for column, values in columns.items():
@@ -109,7 +111,7 @@ class Dataset:
     @classmethod
     def from_table(
         cls, name: str, table: pa.Table, text_field: str | None = None, *, group: str | None = None
-    ) -> "Dataset":
+    ) -> Dataset:
         """An Arrow table in memory."""
         if not isinstance(table, pa.Table):
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")

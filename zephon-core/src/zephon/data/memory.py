@@ -1,5 +1,7 @@
 """Datasets that are in memory already, behind the same interface: one shard, groups of a few thousand rows."""
 
+from __future__ import annotations
+
 import hashlib
 from collections.abc import Sequence
 
@@ -19,26 +21,9 @@ __all__ = ["open_table"]
 _GROUP_ROWS = 4096
 
 
-class _MemoryDataset(OpenDataset):
-    """An `OpenDataset` whose groups are slices: nothing to decode, so nothing to cache."""
-
-    def __init__(self, catalog: Catalog, table: pa.Table) -> None:
-        super().__init__(catalog, _Slices(table), DecodeCache(0))
-        self._table = table
-
-    def prefetch(self, group: int) -> None:
-        pass
-
-    def announce(self, rows: np.ndarray) -> None:
-        pass
-
-    def take(self, rows: np.ndarray) -> pa.Table:
-        rows = np.asarray(rows, np.int64)
-        self.catalog.groups_at(rows)  # refuses ids that are out of range
-        return self._table.take(int64_array(rows))
-
-
 class _Slices:
+    """The groups of a table: nothing to decode, so nothing to cache."""
+
     remote = False
 
     def __init__(self, table: pa.Table) -> None:
@@ -92,7 +77,7 @@ def open_table(
         group_length=rows,
         sequential=False,
     )
-    return _MemoryDataset(catalog, kept)
+    return OpenDataset(catalog, _Slices(kept), DecodeCache(0))
 
 
 def _digest(table: pa.Table) -> str:

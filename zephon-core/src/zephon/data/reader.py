@@ -1,5 +1,7 @@
 """Reading rows: from row ids to Arrow columns, group by group through the decode cache."""
 
+from __future__ import annotations
+
 import itertools
 import threading
 from collections import OrderedDict
@@ -102,7 +104,7 @@ class OpenDataset:
 
     def announce(self, rows: npt.NDArray[np.int64]) -> None:
         """Has the bytes fetched that the rows with ids `rows` int64[n] will be made of; a hint, cheap, never waits."""
-        for group in self.groups_of(rows).tolist():
+        for group in np.unique(self.catalog.groups_at(rows)).tolist():
             if group in self._announced or self._cache.holds((self._token, group)):
                 continue
             if not self._source.announce(*self._place(group)):
@@ -117,14 +119,6 @@ class OpenDataset:
         first_row = int(catalog.row_starts[group] - catalog.shard_row_starts[shard])
         offset, length = int(catalog.group_offset[group]), int(catalog.group_length[group])
         return shard, Group(offset, length, int(catalog.group_rows[group]), first_row)
-
-    def groups_of(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """int64[k]: the groups that hold `rows` int64[n], ascending, each once."""
-        return np.unique(self.catalog.groups_at(rows))
-
-    def prefetch(self, group: int) -> None:
-        """Decodes a group into the cache, if it is not there."""
-        self._group(int(group))
 
     def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
         """The rows with ids `rows` int64[n], in that order; repeats are allowed."""
@@ -160,11 +154,6 @@ class OpenDataset:
         """
         start = 0 if self.catalog.sequential else next(self._turn) * 7919 % count
         return [*range(start, count), *range(start)]
-
-    def describe(self, row: int) -> str:
-        """A row id as "shard:row in shard", for messages."""
-        shard, row_in_shard = self.catalog.locate(np.array([row], np.int64))
-        return f"{self.catalog.shard_names[int(shard[0])].as_py()}:{int(row_in_shard[0])}"
 
     def close(self) -> None:
         """Frees files and cached groups; the dataset can still be read, which opens what it needs again."""
@@ -296,9 +285,11 @@ class ShardFiles:
             reader = self._readers.get(shard)
         if reader is None:  # finding out what to fetch takes a request by itself
             first = [(0, min(WINDOW_BYTES, file.size))]
-            spans.plan(lambda: spans.announce(file, first if file.sequential else _ranges(self._reader(shard), group)))
+            spans.plan(
+                lambda: spans.announce(file, first if file.sequential else self._reader(shard).ranges(group) or [])
+            )
             return True
-        return spans.announce(file, _ranges(reader, group))
+        return spans.announce(file, reader.ranges(group) or [])
 
     def close(self) -> None:
         with self._lock:
@@ -362,9 +353,3 @@ class ShardFiles:
             stale = self._readers.pop(shard, None)
         if stale is not None:
             stale.close()
-
-
-def _ranges(reader: ShardReader, group: Group) -> list[tuple[int, int]]:
-    """The (start, length) of the bytes that a reader will ask for; none where its format cannot tell beforehand."""
-    ranges = getattr(reader, "ranges", None)
-    return list(ranges(group)) if ranges is not None else []

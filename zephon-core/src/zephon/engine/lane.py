@@ -137,13 +137,13 @@ class LaneStream:
     def fill(self, max_pieces: float = math.inf) -> None:
         """Hand out work up to the look-ahead; at least one block where nothing is under way and no record is ready."""
         # A lane whose records wait gets no more work: else a slow consumer would find ever more of them.
-        made = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
+        waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
         while (
             max_pieces > 0
             and not self._exhausted
             and (
                 not (self._documents or self._rows or self.ready)
-                or (self._runner.looks_ahead and self._bytes_under_way + made < self._lookahead_bytes)
+                or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
             )
         ):
             self._hand_out()

@@ -19,11 +19,12 @@ from zephon.data.reader import OpenDataset
 from zephon.ops.base import Orderer, PackCounts, Packer
 from zephon.ops.bins import BinPacker
 from zephon.ops.documents import DocumentWorker
-from zephon.ops.mixture import EnsureMixture, MixturePacker, TokenPlan, Turns
+from zephon.ops.mixture import EnsureMixture, MixturePacker
 from zephon.ops.pack import PackFlat, WrapPacker
 from zephon.ops.shuffle import Passer, Shuffle, Shuffler
 from zephon.ops.stateful import StatefulStage
 from zephon.ops.trial import Sample
+from zephon.ops.turns import TokenPlan, Turns
 
 __all__ = ["Fetcher", "Plan"]
 

@@ -33,24 +33,24 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
             lane.advance()
             if lane.ready:
                 lane.take(lane.ready)
-        found = next((each for each in lane.starts if each.records_before >= used), None)
-        if found is None and plan.mixture:
+        entry = next((each for each in lane.starts if each.records_before >= used), None)
+        if entry is None and plan.mixture:
             raise CheckpointError(
                 f"lane {number} of the earlier run gives out what it holds at the end of its data, and with "
                 "ensure_mixture it cannot be taken over while it does; take the run over at an earlier state."
             )
-        if found is None:  # the lane ends before it can be entered again
+        if entry is None:  # the lane ends before it can be entered again
             chunks = plan.curriculum.chunks_of(number)
             assert chunks is not None
             cuts[number] = chunks, 0
         elif plan.mixture:  # which holds rows from before, but knows up to where it has taken them
-            cuts[number] = found.token >> 32, found.token & 0xFFFFFFFF
-        elif found.window and not found.buffer:
+            cuts[number] = entry.token >> 32, entry.token & 0xFFFFFFFF
+        elif entry.window and not entry.buffer:
             # A window begins: all rows before it have been packed, except for what it is handed over.
-            last = plan.window_first(found.window) - 1
+            last = plan.window_first(entry.window) - 1
             chunk = plan.curriculum.chunk(number, last)
             assert chunk is not None
             cuts[number] = last, len(chunk)
         else:
-            cuts[number] = found.chunk, found.position + (found.token > 0)
+            cuts[number] = entry.chunk, entry.position + (entry.token > 0)
     return cuts

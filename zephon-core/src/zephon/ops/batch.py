@@ -4,27 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zephon.config.keys import Positive, check_keys, key
 from zephon.errors import PipelineError
 
 __all__ = ["Batch"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Batch:
-    """Give out records in microbatches.
+    """Give out records in microbatches; see the fields."""
 
-    Attributes:
-        microbatch_size: records per microbatch; it never changes the order of records.
-        drop_last: at the end of a finite run leave out what does not fill a record or a microbatch, and report it;
-            else the last record is padded and the last microbatch may be shorter.
-    """
-
-    microbatch_size: int
-    drop_last: bool = True
+    microbatch_size: Positive = key(doc="Records per microbatch; it never changes the order of records.")
+    drop_last: bool = key(
+        True,
+        "At the end of a finite run leave out what fills no record or no microbatch, and report it; else the last "
+        "record is padded and the last microbatch may be shorter.",
+    )
 
     def __post_init__(self) -> None:
-        size = self.microbatch_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise PipelineError(f"microbatch_size is {size!r}; a whole number of at least 1 is needed.")
-        if not isinstance(self.drop_last, bool):
-            raise PipelineError(f"drop_last is {self.drop_last!r}; True or False is needed.")
+        check_keys(self, PipelineError, "batch ")

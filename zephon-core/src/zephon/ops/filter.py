@@ -139,16 +139,15 @@ class Expression:
     def __repr__(self) -> str:
         return f"Expression({self.text!r})"
 
-    def kept(self, table: pa.Table, on_fault: Callable[[int, str], None] | None = None) -> np.ndarray:
+    def kept(self, table: pa.Table, on_fault: Callable[[int, str], None]) -> np.ndarray:
         """The rows of `table` to keep, int64[k], ascending.
 
         Args:
             table: the rows.
-            on_fault: told of rows, ascending, whose values cannot be computed with, and why; they are not kept. Where
-                it is None they are an error.
+            on_fault: called for rows, ascending, whose values cannot be computed with; they are not kept.
 
         Raises:
-            PipelineError: a column is missing, or columns of these types cannot be compared as the expression wants it.
+            PipelineError: a column is missing, or columns of these types cannot be computed with.
         """
         for name in self.columns:
             if name not in table.column_names:
@@ -159,24 +158,18 @@ class Expression:
             some = {name: column.slice(start, stop - start) for name, column in columns.items()}
             return start + np.flatnonzero(self._mask(some, stop - start))
 
-        try:
-            return part(0, table.num_rows)
-        except pa.ArrowException as error:
-            try:
-                part(0, 0)
-                if on_fault is None:
-                    raise
-            except pa.ArrowException:
-                kinds = ", ".join(f"{name} {column.type}" for name, column in columns.items())
-                raise PipelineError(
-                    f'the filter "{self.text}" cannot be computed ({one_line(error)}); its columns are {kinds}.'
-                ) from None
-
         def fail(row: int, error: Exception) -> None:
             values = ", ".join(f"{name} {shown_value(column[row].as_py())[:40]}" for name, column in columns.items())
             on_fault(row, f"it cannot be computed ({one_line(error)}); {values}")
 
-        return np.concatenate([np.empty(0, dtype=np.int64), *in_halves(part, 0, table.num_rows, fail)])
+        try:
+            nothing = part(0, 0)
+        except pa.ArrowException as error:
+            kinds = ", ".join(f"{name} {column.type}" for name, column in columns.items())
+            raise PipelineError(
+                f'the filter "{self.text}" cannot be computed ({one_line(error)}); its columns are {kinds}.'
+            ) from None
+        return np.concatenate([nothing, *in_halves(part, 0, table.num_rows, fail)])
 
     def _mask(self, columns: _Columns, count: int) -> np.ndarray:
         """bool[count]: which rows pass."""
@@ -249,14 +242,14 @@ class _Parser(ast.NodeVisitor):
     def visit_BoolOp(self, node: ast.BoolOp) -> _Compute:
         function = pc.or_kleene if isinstance(node.op, ast.Or) else pc.and_kleene
         parts = [self.visit(value) for value in node.values]
-        return lambda columns: reduce(function, (_flag(part(columns)) for part in parts))
+        return lambda columns: reduce(function, (_null_as(pa.bool_(), part(columns)) for part in parts))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> _Compute:
         if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
             return _constant(self._value(node))
         inner = self.visit(node.operand)
         if isinstance(node.op, ast.Not):
-            return lambda columns: pc.invert(_flag(inner(columns)))
+            return lambda columns: pc.invert(_null_as(pa.bool_(), inner(columns)))
         if isinstance(node.op, ast.USub):
             return lambda columns: pc.negate_checked(inner(columns))
         return self.generic_visit(node)
@@ -304,7 +297,7 @@ class _Parser(ast.NodeVisitor):
                 self._refuse(node.args[1].col_offset, f"{name} cannot take this ({one_line(error)})")
         if name == "abs":
             return lambda columns: function(value(columns))
-        return lambda columns: function(_text(value(columns)), **options)
+        return lambda columns: function(_null_as(pa.large_string(), value(columns)), **options)
 
     def visit_Name(self, node: ast.Name) -> _Compute:
         path = self._names[node.col_offset]
@@ -337,13 +330,9 @@ class _Parser(ast.NodeVisitor):
         return values
 
 
-def _text(value: Any) -> Any:
-    """Nothing but nulls as null texts, which the functions for text take."""
-    return pc.cast(value, pa.large_string()) if pa.types.is_null(value.type) else value
-
-
-def _flag(value: Any) -> Any:
-    return pc.cast(value, pa.bool_()) if pa.types.is_null(value.type) else value
+def _null_as(kind: pa.DataType, value: Any) -> Any:
+    """A column of nothing but nulls as one of a type that Arrow's functions take."""
+    return pc.cast(value, kind) if pa.types.is_null(value.type) else value
 
 
 def _float(value: Any) -> Any:
@@ -367,8 +356,8 @@ def _alike(left: Any, right: Any) -> tuple[Any, Any]:
 
 
 def _compared(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
-    if pa.types.is_null(left.type) and pa.types.is_null(right.type):
-        left = pc.cast(left, pa.int64())
+    if pa.types.is_null(right.type):
+        left = _null_as(pa.int64(), left)
     one, other = left.type, right.type
     if pa.types.is_integer(one) and pa.types.is_integer(other) and pa.types.is_uint64(one) != pa.types.is_uint64(other):
         exact = pa.decimal128(20, 0)  # holds every whole number of 64 bits, with a sign and without
@@ -413,7 +402,7 @@ def _is_in(value: Any, among: list[Any]) -> Any:
     """As a chain of == would have it: null where the value is null."""
     kind = value.type
     if pa.types.is_null(kind):
-        return _flag(value)
+        return _null_as(pa.bool_(), value)
     if isinstance(among[0], str):
         allowed = string_array(among, kind if pa.types.is_large_string(kind) else pa.string())
     elif pa.types.is_integer(kind):

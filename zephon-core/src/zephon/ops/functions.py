@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.arrow import int64_array, one_chunk, valid_mask, values_of
+from zephon.columns.arrow import int64_array, one_chunk, values_of
 from zephon.columns.faults import reason_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import name_of
 from zephon.ops.rows import FAILED, ROW_COLUMN, NotRows, Rows, UserOperator, each_row, python_rows, require
-from zephon.ops.typing import Types, cast_or_fail, columns_of, in_halves
+from zephon.ops.typing import Types, column_as, columns_of, in_halves
 
 __all__ = ["MapBatches", "MapTransform", "Operator", "rows_given"]
 
@@ -54,7 +54,7 @@ class MapTransform(UserOperator):
         kinds = set(map(type, results))
         given, source = results, np.arange(len(results))
         # A look at all names together is quicker than one at those of each row, and mostly enough.
-        if kinds != {dict} or not _are_names(dict.fromkeys(name for row in results for name in row)):
+        if kinds != {dict} or not _are_names(set().union(*results)):
             given, places = [], []
             for index, result in enumerate(results):
                 try:
@@ -257,38 +257,17 @@ class MapBatches(UserOperator):
         """A table with its columns in the types found before the run, without rows of which anything does not fit."""
         unfit: set[int] = set()
 
-        def fail(index: int, _: Exception | None = None) -> None:
+        def fail(index: int, reason: str) -> None:
             row = int(source[index])
             if row not in unfit:
                 unfit.add(row)
-                was = f"{kind}, as in the rows tried first"
-                rows.fail(row, self.label, f'it gave a value ({column.type}) for column "{name}" that is not {was}')
+                rows.fail(row, self.label, reason)
 
         for name, kind in self.types:
             at = result.schema.get_field_index(name)
-            if at < 0 or result.schema.field(at).type == kind:
-                continue
-            column = one_chunk(result.column(at))
-            if _may_become(column.type, kind):
-                made = cast_or_fail(column, kind, fail)
-            else:
-                made = pa.nulls(len(column), kind)
-                for index in np.flatnonzero(valid_mask(column)).tolist():
-                    fail(index)
-            result = result.set_column(at, name, made)
+            if at >= 0 and result.schema.field(at).type != kind:
+                result = result.set_column(at, name, column_as(name, result.column(at).to_pylist(), kind, fail))
         if unfit:
             kept = np.flatnonzero(~np.isin(source, list(unfit)))
             result, source = result.take(int64_array(kept)), source[kept]
         return result, source
-
-
-def _may_become(kind: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one type can be values of another, rather than be parsed or printed."""
-    numbers = (pa.types.is_integer, pa.types.is_floating)
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    is_number, is_text = (any(check(kind) for check in checks) for checks in (numbers, texts))
-    return (
-        pa.types.is_null(kind)
-        or (is_number and any(check(wanted) for check in numbers))
-        or (is_text and any(check(wanted) for check in texts))
-    )

@@ -25,112 +25,49 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import accumulate, product
 from operator import itemgetter
 from threading import Lock
 
 import numpy as np
 
 from zephon.columns.lane_start import LaneStart
-from zephon.columns.records import Pointer, RecordBlock, TokenBlock, ragged_take
+from zephon.columns.records import Pointer, RecordBlock, TokenBlock
+from zephon.config.keys import Positive, check_keys, key
 from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.pack import WrapPacker
+from zephon.ops.turns import TokenPlan, Turns, weight
 
-__all__ = ["EnsureMixture", "MixturePacker", "TokenPlan", "Turns"]
+__all__ = ["EnsureMixture", "MixturePacker"]
 
 SLOT_ROWS = 256
 """Rows after which records are given out: it must not show where blocks are cut."""
 
-_ONE = 1 << 64
 _STOCK_TOKENS = 1 << 25
 _LEAST_TOKENS = 1 << 18
 STALE = 8
 """Tokens that have waited while so many times the stock came in are given out at the end of the window: a dataset that
 fills a record in a long time must not make a resume go far back."""
-_UNIT = 1 << 32
-_COURSES = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class EnsureMixture:
-    """Hold the shares of tokens over every stretch of the run, not only in the long run.
+    """Hold the shares of tokens over every stretch of the run, not only in the long run."""
 
-    Attributes:
-        buffer_size: records over all lanes together that wait for their turn, at least one per lane. None stands for
-            34 million tokens, whatever the sequence length, and at least 262,144 per lane.
-    """
-
-    buffer_size: int | None = None
+    buffer_size: Positive | None = key(
+        None,
+        "Records over all lanes together that wait for their turn, at least one per lane. None stands for 34 million "
+        "tokens, whatever the sequence length, and at least 262,144 per lane.",
+    )
 
     def __post_init__(self) -> None:
-        size = self.buffer_size
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
-            raise PipelineError(
-                f"ensure_mixture buffer_size is {size!r}; a whole number of at least 1, or None, is needed."
-            )
+        check_keys(self, PipelineError, "ensure_mixture ")
 
     def per_lane(self, lanes: int, record_length: int) -> int:
         """Records that each of so many lanes holds."""
         if self.buffer_size is None:
             return max(1, max(_LEAST_TOKENS, _STOCK_TOKENS // lanes) // record_length)
         return max(1, self.buffer_size // lanes)
-
-
-class Turns:
-    """The points that decide whose turn it is, for one lane of L: whole numbers of 2**-64."""
-
-    def __init__(self, lane: int, lanes: int) -> None:
-        self._lane, self._lanes, self._step = lane, lanes, _step(lanes)
-
-    def choose(self, record: int, weights: Sequence[int], order: Sequence[int]) -> int:
-        """Whose turn it is at the lane's record number `record`: an index of `weights`, not all of which are 0.
-
-        The parts of 0 .. 1 lie in the given order of the indices.
-        """
-        point = (record * self._lanes + self._lane) * self._step % _ONE
-        ends = list(accumulate(weights[d] for d in order))
-        return order[bisect_right(ends, point * ends[-1] >> 64)]
-
-
-@lru_cache
-def _step(lanes: int) -> int:
-    """How far the points of neighbouring records of the run lie apart, in units of 2**-64.
-
-    Points are spread the more evenly, the harder it is to come near the step with a fraction: the smaller the partial
-    quotients of its continued fraction are. That is asked of the step from record to record of the run first, but also
-    of the step from record to record of one lane, L times as long, as far as that matters for what a lane holds.
-    """
-
-    def badness(step: int) -> tuple[int, int]:
-        in_lane = max(_quotients(step * lanes % _ONE, 1 << 10), default=_ONE)
-        return max(0, in_lane - 6), sum(_quotients(step, 1 << 14))
-
-    return min(_steps(), key=badness)
-
-
-@lru_cache
-def _steps() -> list[int]:
-    """Numbers whose partial quotients are all 1 after a few that are up to 4."""
-    made = []
-    for count in range(5):
-        for head in product((1, 2, 3, 4), repeat=count):
-            above, below = 0, 1
-            for quotient in (*[1] * 100, *reversed(head)):
-                above, below = below, quotient * below + above
-            made.append((above << 64) // below)
-    return made
-
-
-def _quotients(point: int, most: int) -> list[int]:
-    """Partial quotients of point / 2**64, up to fractions with a denominator of `most`."""
-    quotients, above, below, behind = [], _ONE, point, (0, 1)
-    while below and behind[1] < most:
-        quotients.append(above // below)
-        behind = behind[1], quotients[-1] * behind[1] + behind[0]
-        above, below = below, above % below
-    return quotients
 
 
 class _Once:
@@ -306,7 +243,7 @@ class MixturePacker:
         datasets = block.dataset[start:stop]
         for d in np.unique(datasets).tolist():
             docs = np.flatnonzero(datasets == d) + start
-            part = block if len(docs) == len(block.dataset) else _documents(block, docs)
+            part = block if len(docs) == len(block.dataset) else block.take(docs)
             stock = self._stocks[d]
             stock.keys.append((block.chunk << 32) + part.position)
             stock.begins.append(stock.taken + part.offsets[:-1] - part.offsets[0])
@@ -347,7 +284,7 @@ class MixturePacker:
                 _, shares, begin, until, before = self._plan.at(place, chunk)
             into = place - begin
             weights = [
-                _weight(share, held, max(0, last - done - (share * into >> 32)), stock)
+                weight(share, held, max(0, last - done - (share * into >> 32)), stock)
                 for share, held, last, done in zip(shares, pending, now, before, strict=True)
             ]
             d = self._turns.choose(number, weights if any(weights) else queued, self._order)
@@ -417,126 +354,3 @@ class MixturePacker:
             origins[0] = entry.chunk, entry.position, entry.token, *entry.skips
         self._since += count
         return replace(job, origins=origins, fresh=fresh)
-
-
-class TokenPlan:
-    """The tokens that a lane is to have by plan, at any place of it: whole numbers, by dataset.
-
-    Args:
-        due_through: rows of each dataset that are due to the lane in the course of a chunk.
-        cut_at: rows of a chunk after which the run was taken over by another, which goes on with the next chunk.
-        tokens_per_row: for each dataset, in units of 2**-16.
-    """
-
-    def __init__(
-        self,
-        due_through: Callable[[int], list[list[int]]],
-        cut_at: Callable[[int], int | None],
-        tokens_per_row: Sequence[int],
-    ) -> None:
-        self._due_through, self._cut_at, self._per_row = due_through, cut_at, tokens_per_row
-        self._known: dict[int, _Course] = {}
-        self._near = 0  # a chunk to begin looking at
-
-    def rows(self, chunk: int) -> int:
-        """Rows of a chunk, about."""
-        rows = self._course(chunk).rows
-        return rows[-1] - rows[0] >> 16
-
-    def until(self, chunk: int, row: int) -> list[int]:
-        """Tokens up to `row` rows into a chunk."""
-        course = self._course(chunk)
-        return course.tokens_by(course.rows, course.rows[0] + (row << 16))
-
-    def at(self, tokens: int, last: int) -> tuple[int, list[int], int, int, list[int]]:
-        """Where so many tokens have been had, in a chunk up to the last one: the chunk, the datasets' shares of what
-        follows (in units of 2**-32), and the stretch of which these are the shares: the tokens at its begin, at its
-        end, and by dataset at its begin."""
-        index = min(self._near, last)
-        while index and self._course(index).sums[0] > tokens:
-            index -= 1
-        while index < last and self._course(index).end <= tokens:
-            index += 1
-        self._near = index
-        course = self._course(index)
-        part = max(0, min(bisect_right(course.sums, tokens), len(course.sums) - 1) - 1)
-        low, high = course.tokens[part], course.tokens[part + 1]
-        begin, end = course.sums[part], course.sums[part + 1]
-        shares = [(b - a << 32) // max(1, end - begin) for a, b in zip(low, high, strict=True)]
-        until = max(tokens + 1, min(end, course.end))
-        return index, shares, begin, until, low
-
-    def _course(self, chunk: int) -> _Course:
-        course = self._known.get(chunk)
-        if course is None:
-            if len(self._known) >= _COURSES:
-                self._known.clear()
-            due = self._due_through(chunk)
-            tokens = [[rows * ratio >> 32 for rows, ratio in zip(at, self._per_row, strict=True)] for at in due]
-            course = _Course([sum(at) for at in due], tokens, [sum(at) for at in tokens])
-            if (rows := self._cut_at(chunk)) is not None:
-                course.end = sum(course.tokens_by(course.rows, course.rows[0] + (rows << 16)))
-            self._known[chunk] = course
-        return course
-
-
-@dataclass(slots=True)
-class _Course:
-    """What is due in the course of a chunk, at some times of it, from its begin to its end.
-
-    Attributes:
-        rows: all rows, in units of 2**-16.
-        tokens: [n_times][n_datasets].
-        sums: of the tokens at each time.
-        end: of the tokens up to the end, or to where the run was taken over.
-    """
-
-    rows: list[int]
-    tokens: list[list[int]]
-    sums: list[int]
-    end: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.end = self.sums[-1]
-
-    def tokens_by(self, axis: list[int], place: int) -> list[int]:
-        """Tokens at the time at which `axis` comes to `place`, by dataset."""
-        part = max(0, min(bisect_right(axis, place), len(axis) - 1) - 1)
-        width = axis[part + 1] - axis[part]
-        into = max(0, min(place - axis[part], width))
-        low, high = self.tokens[part], self.tokens[part + 1]
-        return [a + (b - a) * into // max(1, width) for a, b in zip(low, high, strict=True)]
-
-
-def _weight(share: int, held: int, wanted: int, stock: int) -> int:
-    """How wide the part of 0 .. 1 of a dataset is, in units of 2**-32.
-
-    Args:
-        share: of the planned tokens, in the same units.
-        held: tokens of it in stock.
-        wanted: tokens of it in stock by plan.
-        stock: tokens in stock.
-    """
-    if 4 * held < wanted:
-        return 4 * share * held * (2 * wanted - 4 * held) // wanted**2
-    extra = held - min(4 * wanted, wanted + 3 * max(0, stock - wanted) // 4)
-    if extra <= 0:
-        return share
-    more = (extra << 32) // stock
-    return share + max(more * min(_UNIT // 4, 2 * more) >> 32, share * min(extra, 2 * wanted) ** 2 // max(1, wanted**2))
-
-
-def _documents(block: TokenBlock, docs: np.ndarray) -> TokenBlock:
-    """Some documents of a block, int64[m], in their order."""
-    items, offsets = ragged_take(block.offsets, docs)
-    return replace(
-        block,
-        tokens=block.tokens[items],
-        offsets=offsets,
-        dataset=block.dataset[docs],
-        row=block.row[docs],
-        position=block.position[docs],
-        begin=None if block.begin is None else block.begin[docs],
-        loss=None if block.loss is None else block.loss[items],
-        positions=None if block.positions is None else block.positions[items],
-    )

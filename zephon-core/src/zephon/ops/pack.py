@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
-from zephon.config.options import check_workers
+from zephon.config.keys import Positive, Workers, check_keys, key, keys_of, seen
 from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
-__all__ = ["PACK_ALGORITHMS", "PackFlat", "PackSequences", "WrapPacker"]
-
-PACK_ALGORITHMS = ("wrap", "first_fit", "best_fit", "best_fit_wrap")
-SEQUENCE_ALGORITHMS = ("first_fit", "best_fit")
-HOMOGENEITIES = ("none", "group", "full")
-OVERSIZED = ("split", "drop")
-MAX_BINS = 65536
+__all__ = ["PackFlat", "PackSequences", "WrapPacker"]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackFlat:
     """Put the documents of a lane end to end in records of `max_length + 1` tokens, and note where each starts.
 
@@ -37,60 +32,34 @@ class PackFlat:
         have room; what stays free is padded. See `zephon.ops.bins`.
     "best_fit_wrap"
         As "best_fit", but rather than being padded a bin is filled up with the head of the next document.
-
-    Attributes:
-        max_length: the sequence length that the model sees, in tokens.
-        algorithm: one of the above.
-        parallelism: worker threads that assemble records, or None for the default.
-        num_bins: records that each lane has in the making; "wrap" has no bins.
-        max_documents_per_record: most documents, or parts of them, in a record; None is no limit.
-        homogeneity: "full": a record holds documents of one dataset; "group": of datasets of one group; "none": of any.
-        oversized: what becomes of documents longer than a record: "split" or "drop" (left out, and counted).
     """
 
     name: ClassVar[str] = "pack_flat"
-    algorithms: ClassVar[tuple[str, ...]] = PACK_ALGORITHMS
 
-    max_length: int
-    algorithm: str = "wrap"
-    parallelism: int | None = None
-    num_bins: int = 64
-    max_documents_per_record: int | None = None
-    homogeneity: str = "none"
-    oversized: str = "split"
+    max_length: Positive = key(doc="The sequence length that the model sees, in tokens.")
+    algorithm: Literal["wrap", "first_fit", "best_fit", "best_fit_wrap"] = key("wrap", "One of the above.")
+    parallelism: Workers | None = key(None, "Worker threads that assemble records.", decides_data=False)
+    num_bins: Annotated[int, Meta(ge=1, le=65536)] = key(
+        64, 'Records that each lane has in the making; "wrap" has no bins.'
+    )
+    max_documents_per_record: Positive | None = key(
+        None, "Most documents, or parts of them, in a record; None is no limit."
+    )
+    homogeneity: Literal["none", "group", "full"] = key(
+        "none", '"full": a record holds documents of one dataset; "group": of datasets of one group; "none": of any.'
+    )
+    oversized: Literal["split", "drop"] = key(
+        "split", 'Documents longer than a record: "split", or "drop" (left out, and counted).'
+    )
 
     def __post_init__(self) -> None:
-        name = self.name
-        for what, value, most in (
-            ("max_length", self.max_length, None),
-            ("num_bins", self.num_bins, MAX_BINS),
-            ("max_documents_per_record", self.max_documents_per_record, None),
-        ):
-            if what == "max_documents_per_record" and value is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1 or (most and value > most):
-                bounds = f"of at least 1{', or None,' if most is None and what != 'max_length' else ''}"
-                raise PipelineError(
-                    f"{name} {what} is {value!r}; a whole number {f'from 1 to {most}' if most else bounds} is needed."
-                )
-        check_workers(name, self.parallelism)
-        for what, text, known in (
-            ("algorithm", self.algorithm, self.algorithms),
-            ("homogeneity", self.homogeneity, HOMOGENEITIES),
-            ("oversized", self.oversized, OVERSIZED),
-        ):
-            if text not in known:
-                raise PipelineError(f"{name} {what} is {text!r}; it can be {', '.join(map(repr, known))}.")
+        check_keys(self, PipelineError, f"{self.name} ")
         if self.algorithm == "wrap":
-            for what, differs in (
-                ("max_documents_per_record", self.max_documents_per_record is not None),
-                ("homogeneity", self.homogeneity != "none"),
-                ("oversized", self.oversized != "split"),
-            ):
-                if differs:
+            for each in ("max_documents_per_record", "homogeneity", "oversized"):
+                if (value := getattr(self, each)) != keys_of(type(self))[each].default:
                     raise PipelineError(
-                        f'{name} {what} is {getattr(self, what)!r}, but algorithm "wrap" fills every record with '
-                        'whatever comes next; take "best_fit_wrap", "best_fit" or "first_fit" with it.'
+                        f'{self.name} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
+                        'comes next; take "best_fit_wrap", "best_fit" or "first_fit" with it.'
                     )
 
     @property
@@ -113,7 +82,7 @@ class PackFlat:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PackSequences(PackFlat):
     """Put whole sequences (conversations, samples) side by side in padded records; never cut one.
 
@@ -122,23 +91,14 @@ class PackSequences(PackFlat):
     """
 
     name: ClassVar[str] = "pack_sequences"
-    algorithms: ClassVar[tuple[str, ...]] = SEQUENCE_ALGORITHMS
 
-    algorithm: str = "best_fit"
-    oversized: str = "drop"
-
-    def __post_init__(self) -> None:
-        if self.algorithm in PACK_ALGORITHMS and self.algorithm not in self.algorithms:
-            raise PipelineError(
-                f"pack_sequences algorithm is {self.algorithm!r}, which cuts sequences to fill records; it can be "
-                f"{', '.join(map(repr, self.algorithms))}, or use pack_flat."
-            )
-        PackFlat.__post_init__(self)
-        if self.oversized != "drop":
-            raise PipelineError(
-                f"pack_sequences oversized is {self.oversized!r}, but sequences are never cut, so it can only be "
-                "'drop'; shorten long ones with tokenize(max_length=...), or use pack_flat."
-            )
+    algorithm: Annotated[
+        Literal["first_fit", "best_fit"],
+        Meta(title='"first_fit" or "best_fit", as sequences are never cut (pack_flat cuts)'),
+    ] = key("best_fit", "Which bin a sequence goes into; see `PackFlat`.")
+    oversized: Annotated[Literal["drop"], Meta(title='"drop", as sequences are never cut (pack_flat cuts)')] = key(
+        "drop", "Sequences are never cut; shorten long ones when they are tokenized."
+    )
 
     def described(self) -> str:
         """Everything that decides the data besides `max_length`, in a few words."""

@@ -15,12 +15,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from zephon.columns.arrow import int64_array
+from zephon.columns.arrow import bool_array, int64_array
 from zephon.columns.faults import reason_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import identity_of, name_of
-from zephon.ops.typing import cast_or_fail, in_halves
+from zephon.ops.typing import in_halves
 
 __all__ = ["FAILED", "ROW_COLUMN", "RowFailure", "RowOperator", "Rows", "UserOperator", "apply_all"]
 
@@ -284,11 +285,14 @@ def text_or_faults(rows: Rows, operator: str, name: str, column: pa.Array, bad: 
     except pa.ArrowException:
         return None
     is_bytes = pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)
+    sound = np.ones(len(column), dtype=bool)
 
     def fail(row: int, error: Exception) -> None:
+        sound[row] = False
         if not bad[row]:
-            bad[row] = True
             why = f'bytes that are no UTF-8; decode_text("{name}") before it takes care of them'
             rows.fail(row, operator, f'column "{name}" holds {why if is_bytes else f"no text ({one_line(error)})"}')
 
-    return cast_or_fail(column, kind, fail)
+    parts = in_halves(lambda start, stop: column.slice(start, stop - start).cast(kind), 0, len(column), fail)
+    bad |= ~sound
+    return parts[0] if sound.all() else pc.if_else(bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)

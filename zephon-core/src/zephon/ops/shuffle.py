@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from zephon.columns.records import RecordBlock
+from zephon.config.keys import Positive, check_keys, key
 from zephon.curriculum.permute import derive_key, mix_key, shuffled_indices
 from zephon.errors import PipelineError
 from zephon.ops.base import Ordered
@@ -18,23 +21,15 @@ __all__ = ["Passer", "Shuffle", "Shuffler"]
 _NO_ORIGIN = np.empty((0, 3), dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Shuffle:
-    """Collect records in a buffer and give them out in random order.
+    """Collect records in a buffer and give them out in random order; see the fields."""
 
-    Attributes:
-        buffer_size: records over all lanes together; each lane gets buffer_size / L, at least one.
-        seed: keys the order.
-    """
-
-    buffer_size: int
-    seed: int = 0
+    buffer_size: Positive = key(doc="Records over all lanes together; each lane gets buffer_size / L, at least one.")
+    seed: Annotated[int, Meta(title="an integer")] = key(0, "Keys the order.")
 
     def __post_init__(self) -> None:
-        for name, value, least in (("buffer_size", self.buffer_size, 1), ("seed", self.seed, None)):
-            if isinstance(value, bool) or not isinstance(value, int) or (least is not None and value < least):
-                bound = "" if least is None else f" of at least {least}"
-                raise PipelineError(f"shuffle {name} is {value!r}; a whole number{bound} is needed.")
+        check_keys(self, PipelineError, "shuffle ")
 
 
 class Shuffler:

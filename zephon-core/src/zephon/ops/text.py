@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 from zephon.columns.arrow import column_of, one_chunk
 from zephon.columns.template import Template, fill_in, template_of
 from zephon.errors import PipelineError, RecipeError
-from zephon.ops.rows import RowOperator, Rows, check_operator, require, text_or_faults
+from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, require, text_or_faults
 
 __all__ = ["DecodeText", "TextTemplate"]
 
@@ -67,29 +68,22 @@ class DecodeText(RowOperator):
             return
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
             raise PipelineError(f"{self.label}: the column holds {kind}; bytes or text is needed.")
-        sound = np.ones(len(column), dtype=bool)
-        try:
-            if self.encoding.lower().replace("_", "-") not in ("utf-8", "utf8"):
-                raise pa.ArrowInvalid
-            text = column.cast(pa.large_string())  # looks at every byte, much faster than Python
-        except pa.ArrowInvalid:
-            text = column_of(self._decoded(rows, column.to_pylist(), sound)).cast(pa.large_string())
-        rows.set_column(self.field, text)
-        rows.keep(sound)
+        if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
+            with suppress(pa.ArrowInvalid):
+                # Looks at every byte, much faster than Python.
+                return rows.set_column(self.field, column.cast(pa.large_string()))
 
-    def _decoded(self, rows: Rows, values: list[bytes | None], sound: np.ndarray) -> list[str | None]:
-        texts: list[str | None] = []
-        for index, value in enumerate(values):
-            try:
-                text = None if value is None else value.decode(self.encoding, self.errors)
-                if text is not None and not text.isascii():
-                    text.encode()  # some encodings know half surrogate pairs
-                texts.append(text)
-            except UnicodeError as error:
-                rows.fail(index, self.label, error)
-                sound[index] = False
-                texts.append(None)
-        return texts
+        def decode(value: bytes | None) -> str | None:
+            text = None if value is None else value.decode(self.encoding, self.errors)
+            if text is not None and not text.isascii():
+                text.encode()  # some encodings know half surrogate pairs
+            return text
+
+        texts = each_row(rows, self, decode, column.to_pylist())
+        sound = np.array([text is not FAILED for text in texts], dtype=bool)
+        made = column_of([None if text is FAILED else text for text in texts])
+        rows.set_column(self.field, made.cast(pa.large_string()))
+        return rows.keep(sound)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.typing import types_of, wanting
 
-__all__ = ["Finding", "Probed", "Sample", "check_operators", "probe"]
+__all__ = ["Sample", "check_operators", "probe"]
 
 _KEPT = 64
 _SINGLE_ROWS = 8
@@ -62,23 +62,9 @@ class Sample:
         return Sample(np.concatenate([sample.rows for sample in samples]), table.combine_chunks())
 
 
-@dataclass(frozen=True, slots=True)
-class Probed:
-    """What came of it.
-
-    Attributes:
-        operators: the operators, with their types.
-        sample: rows to look closer at: the first ones, and where none of those come through all operators, some that
-            do, or get furthest.
-        warning: what was not tried, or None.
-    """
-
-    operators: tuple[RowOperator, ...]
-    sample: Sample
-    warning: str | None
-
-
-def probe(operators: Sequence[RowOperator], samples: Iterable[Sample], name: str) -> Probed:
+def probe(
+    operators: Sequence[RowOperator], samples: Iterable[Sample], name: str
+) -> tuple[tuple[RowOperator, ...], Sample, str | None]:
     """Find the types of what `operators` make of the rows of a dataset.
 
     Args:
@@ -86,6 +72,10 @@ def probe(operators: Sequence[RowOperator], samples: Iterable[Sample], name: str
         samples: the first rows; then more of them, each asked for only where those before do not tell enough: one for
             fields that may be missing, any number for columns of null and where no row is left.
         name: of the dataset.
+
+    Returns:
+        (the operators with their types, rows to look closer at, a warning of what was not tried or None). The rows are
+        the first ones, and where none of those come through all operators, some besides that do, or get furthest.
 
     Raises:
         PipelineError: an operator does not fit the columns.
@@ -113,7 +103,7 @@ def probe(operators: Sequence[RowOperator], samples: Iterable[Sample], name: str
             f'dataset "{name}": {emptied} leaves none of the {seen:,} rows that were tried before the run, so what '
             "comes after it is not checked"
         )
-    return Probed(typed, first, warning)
+    return typed, first, warning
 
 
 def _tried(
@@ -164,32 +154,11 @@ def _typed(operator: RowOperator, rows: Rows) -> tuple[RowOperator, int]:
     return replace(operator, types=types, made=types_of(rows.table)), wanted
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """Something about an operator that a user should know.
-
-    Attributes:
-        operator: as `explain()` names it.
-        problem: what is wrong, in words.
-        where: dataset and row on which it showed, or why it cannot be pickled.
-    """
-
-    operator: str
-    problem: str
-    where: str
-
-    def __str__(self) -> str:
-        return f"{self.operator} {self.problem}: {self.where}"
-
-
-_UNSENT = "cannot be sent to worker processes"
 _IMPURE = "gives another result when it is called again"
 _MIXING = "gives results that depend on earlier calls or on which rows are put together"
 _SHARING = "gives other rows while a window of another lane is open, so it remembers something beside its state"
-_REMEDIES = {
-    _SHARING: "Make all of the state anew in init_state, and keep nothing on the object, its class or a global"
-}
 _OF_ROWS = "Make it a function of the row alone"
+_OF_STATE = "Make all of the state anew in init_state, and keep nothing on the object or in a global"
 
 
 def check_operators(
@@ -200,7 +169,7 @@ def check_operators(
     *,
     compare: bool,
     sent_for: str | None = None,
-) -> tuple[Finding, ...]:
+) -> tuple[str, ...]:
     """Try the row operators on the first rows of every dataset.
 
     Args:
@@ -212,14 +181,15 @@ def check_operators(
             that ask for it.
 
     Returns:
-        Findings that do not touch the data: what cannot be pickled.
+        Notes for people that do not touch the data: operators that cannot be pickled.
 
     Raises:
         DataError: a row cannot be used, and such rows end the run.
         PipelineError: an operator does not fit the columns, cannot be sent to the process that it is for, or its result
             would depend on how it is run.
     """
-    found: dict[tuple[str, str], Finding] = {}
+    notes: dict[str, str] = {}
+    wrong: dict[tuple[str, str], str] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
         table, at = sample.table, sample.rows
         for operator in worker.operators_of(d):
@@ -239,21 +209,20 @@ def check_operators(
             why = _why_not_pickled(operator)
             if why is not None:
                 _refuse_unsent(operator, why, sent_for)
-                found.setdefault((operator.label, _UNSENT), Finding(operator.label, _UNSENT, why))
+                notes[operator.label] = f"{operator.label} cannot be sent to worker processes: {why}"
             difference = _difference(operator, given) if compare and given.num_rows else None
             if difference is not None:
                 problem, row = difference
-                where = f'dataset "{name}", ' + (f"row {of[row]}" if row < len(of) else "at the end of the window")
-                found.setdefault((operator.label, problem), Finding(operator.label, problem, where))
-    fatal = [finding for finding in found.values() if finding.problem != _UNSENT]
-    if fatal:
-        remedies = dict.fromkeys(_REMEDIES.get(finding.problem, _OF_ROWS) for finding in fatal)
+                where = f"row {of[row]}" if row < len(of) else "at the end of the window"
+                wrong.setdefault((operator.label, problem), f'dataset "{name}", {where}')
+    if wrong:
+        found = "; ".join(f"{label} {problem}: {where}" for (label, problem), where in wrong.items())
+        remedies = dict.fromkeys(_OF_STATE if problem == _SHARING else _OF_ROWS for _, problem in wrong)
         raise PipelineError(
-            "the stream would depend on how it is run, since "
-            + "; ".join(map(str, fatal))
-            + f". {'. '.join(remedies)} (options(check_operators=False) leaves out this check)."
+            f"the stream would depend on how it is run, since {found}. {'. '.join(remedies)} "
+            "(options(check_operators=False) leaves out this check)."
         )
-    return tuple(found.values())
+    return tuple(notes.values())
 
 
 def _applied(operator: RowOperator, table: pa.Table, skips: bool = True, start: int = 0) -> Rows:

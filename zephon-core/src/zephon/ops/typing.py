@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from zephon.columns.arrow import bool_array, column_of
+from zephon.columns.arrow import column_of
 from zephon.errors import PipelineError
 
-__all__ = ["Types", "cast_or_fail", "column_as", "columns_of", "common_type", "in_halves", "types_of", "wanting"]
+__all__ = ["Types", "column_as", "columns_of", "common_type", "in_halves", "types_of", "wanting"]
 
 _T = TypeVar("_T")
 Types = tuple[tuple[str, pa.DataType], ...]
@@ -27,7 +26,6 @@ Types = tuple[tuple[str, pa.DataType], ...]
 
 _PLAIN = {str: pa.large_string(), int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 _ERRORS = (pa.ArrowException, TypeError, ValueError, OverflowError)
-_MISSING: Any = object()
 
 
 def types_of(table: pa.Table) -> Types:
@@ -83,17 +81,18 @@ def columns_of(
         complete: see types.
     """
     before = pa.table({}) if before is None else before
-    names = {name for row in given for name in row}
+    names: set[str] = set().union(*given)
     columns = {}
     for name in [*types, *sorted(names - types.keys())]:
         here = before.schema.field(name).type if name in before.column_names else None
         kind = types.get(name) or (here if complete else None)
         if name not in names and kind is not None and here == kind:
             continue
-        values = [row.get(name, _MISSING) for row in given]
-        if any(value is _MISSING for value in values):
+        try:
+            values = [row[name] for row in given]
+        except KeyError:
             kept = [None] * len(given) if here is None else before.column(name).to_pylist()
-            values = [old if new is _MISSING else new for old, new in zip(kept, values, strict=True)]
+            values = [row.get(name, old) for row, old in zip(given, kept, strict=True)]
         if kind is None and complete:
             why = f'it gave a column "{name}", which no row tried before the run has; name its type in types'
             for row, value in enumerate(values):
@@ -195,17 +194,3 @@ def in_halves(
             return []
     middle = (start + stop) // 2
     return [*in_halves(attempt, start, middle, fail), *in_halves(attempt, middle, stop, fail)]
-
-
-def cast_or_fail(column: pa.Array, kind: pa.DataType, fail: Callable[[int, Exception], None]) -> pa.Array:
-    """`column` as `kind`, null where `fail(row, error)` was called because a value cannot become of that type."""
-    sound = np.ones(len(column), dtype=bool)
-
-    def drop(row: int, error: Exception) -> None:
-        sound[row] = False
-        fail(row, error)
-
-    parts = in_halves(lambda start, stop: column.slice(start, stop - start).cast(kind), 0, len(column), drop)
-    if sound.all():
-        return parts[0]
-    return pc.if_else(bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)

@@ -7,50 +7,44 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from zephon.batch import BatchInfo
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
-from zephon.config.options import CacheOptions, FaultPolicy, Options, default_lookahead, default_workers
+from zephon.config.options import CacheOptions, Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.source import WorkSource
-from zephon.curriculum.tokens import TokenEstimation
-from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
-from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
 from zephon.engine.engine import Engine, EngineSetup
-from zephon.engine.plan import Fetcher, Plan
+from zephon.engine.plan import Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
-from zephon.errors import DataError, PipelineError
+from zephon.errors import PipelineError
 from zephon.ops.documents import DocumentWorker, Encoder
-from zephon.ops.needs import Needs, columns_needed
+from zephon.ops.needs import Needs
 from zephon.ops.pack import PackFlat
-from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator
 from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
-from zephon.ops.trial import Finding, Sample, check_operators, probe
+from zephon.ops.trial import Sample, check_operators
 from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import describe_growth, fingerprint_of
+from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier
 from zephon.tokenizer.specials import resolve_special_tokens
-from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
+from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Compiled", "compile_pipeline"]
 
-_log = logging.getLogger("zephon")
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
@@ -58,8 +52,6 @@ _LEAST_ROW_BYTES = 64.0
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
 REMOTE_FETCHERS = 4
 READAHEAD_BYTES = 256 << 20
-_SAMPLE_BYTES = 256 << 10
-_LOST_LOGGED = 10
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,7 @@ class Compiled:
     plan: Plan
     info: BatchInfo
     needs: tuple[Needs, ...]
-    findings: tuple[Finding, ...]
+    findings: tuple[str, ...]
 
     @property
     def digest(self) -> str:
@@ -180,34 +172,35 @@ def compile_pipeline(
     for operator in operators.rows:
         operator.identity()  # what objects carry now, before they have worked
     faults = options.faults
-    opened = _open(source, operators, options)
-    datasets, needs, samples, tokenizer = opened.datasets, opened.needs, opened.samples, opened.tokenizer
+    inputs = open_inputs(source, operators, options)
+    datasets, needs, samples, tokenizer = inputs.datasets, inputs.needs, inputs.samples, inputs.tokenizer
     encoders, special = _encoders(operators, needs, tokenizer)
-    locate = _Locator([dataset.catalog for dataset in datasets])
+    locate = partial(_locate, [dataset.catalog for dataset in datasets])
 
     def worker(chains: Sequence[Sequence[RowOperator]]) -> DocumentWorker:
         return DocumentWorker(chains, encoders, names, locate, faults)
 
-    whole = worker(opened.chains)
-    findings: tuple[Finding, ...] = ()
+    whole = worker(inputs.chains)
+    findings: tuple[str, ...] = ()
     if operators.rows:
         everywhere = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
         findings = check_operators(whole, names, samples, faults, compare=options.check_operators, sent_for=everywhere)
     for d, sample in enumerate(samples):
-        if opened.chains[d]:
+        if inputs.chains[d]:
             _try_encoder(whole, d, names[d], sample)
     if tokenizer is not None:
-        tokenizer.selfcheck(_sample_texts(whole, samples))
-    ratios = _measure(source, datasets, needs, opened.fetch, whole, tokens_per_row or {})
+        tokenizer.selfcheck(sample_texts(whole, samples))
+    ratios = measure_ratios(source, inputs, whole, tokens_per_row or {})
     curriculum = curriculum_of(
         source,
         {dataset.name: dataset for dataset in datasets},
-        [*_earlier_ratios(source, ratios, earlier), ratios],
+        # Of the runs before, too; while they are not known, no lane can be asked for, and any will do.
+        [*([run.tokens_per_row for run in earlier] or [ratios] * source.generations), ratios],
         lanes=topology.lanes,
         tokens_per_step=options.global_batch * operators.pack.record_length if options.global_batch else None,
         cuts=[run.cuts for run in earlier],
     )
-    before, after, types = _around_stateful(opened.chains, samples)
+    before, after, types = _around_stateful(inputs.chains, samples)
     stateful = operators.stateful
     workers = {
         "tokenize": next((op.parallelism for op in operators.encode if op.parallelism), default_workers()),
@@ -221,7 +214,7 @@ def compile_pipeline(
         topology=topology,
         curriculum=curriculum,
         window_chunks=options.flush_every_k_chunks,
-        fetch=opened.fetch,
+        fetch=inputs.fetch,
         tokenize=worker(after),
         fetch_apart="fetch" in workers,
         pack=operators.pack,
@@ -282,75 +275,6 @@ def _topology(source: WorkSource, options: Options) -> Topology:
     return topology
 
 
-@dataclass(frozen=True)
-class _Opened:
-    """Everything that is read at the start; lists are by dataset."""
-
-    datasets: tuple[OpenDataset, ...]
-    needs: tuple[Needs, ...]
-    chains: list[list[RowOperator]]
-    samples: list[Sample]
-    fetch: Fetcher
-    tokenizer: Tokenizer | None
-
-
-def _open(source: WorkSource, operators: Operators, options: Options) -> _Opened:
-    """Open the datasets and load the tokenizer, side by side: both mostly run outside the interpreter lock."""
-    cache_options, skips = CacheOptions.from_io_options(options.io_options), options.faults.skips
-    cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
-    chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
-    needs = tuple(
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips)
-        for dataset, chain in zip(source.datasets, chains, strict=True)
-    )
-    with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
-        loading = helper.submit(_load_tokenizer, operators.encode)
-        datasets = tuple(
-            dataset.open(
-                list(dict.fromkeys([*need.columns.values(), need.size_column])),
-                size_column=need.size_column,
-                cache=cache,
-                index_dir=cache_options.index_dir,
-                is_text=need.is_text,
-                optional=need.optional,
-                spans=spans,
-                skips=skips,
-            )
-            for dataset, need in zip(source.datasets, needs, strict=True)
-        )
-        if spans is not None:
-            spans.check_limit()
-        for opened in datasets:
-            _check_lost(opened, options.faults)
-        fetch = Fetcher(datasets, [need.columns for need in needs])
-        probed = [probe(chain, fetch.samples(d), source.names[d]) for d, chain in enumerate(chains)]
-        tokenizer = loading.result()
-    for each in probed:
-        if each.warning:
-            _log.warning("%s", each.warning)
-    return _Opened(
-        datasets, needs, [list(each.operators) for each in probed], [each.sample for each in probed], fetch, tokenizer
-    )
-
-
-def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
-    """Refuse a dataset of which more shards are damaged than the budget allows, by the rows that they may have had."""
-    if not dataset.lost:
-        return
-    catalog, lost = dataset.catalog, dataset.lost
-    damaged = sum(shard.size for shard in lost)
-    about = round(catalog.rows * damaged / max(1, int(catalog.shard_sizes.sum()) - damaged))
-    rows = catalog.rows + about
-    if about > faults.allowed(rows):
-        raise DataError(
-            f'dataset "{dataset.name}": {len(lost)} of {catalog.n_shards} shards cannot be read, by their size about '
-            f"{about:,} of {rows:,} rows, and {faults.described(rows)}; repair them or raise the budget; the first: "
-            f"{lost[0].reason}"
-        )
-    for shard in lost[:_LOST_LOGGED]:
-        _log.warning('dataset "%s": shard %s is left out: %s', dataset.name, shard.name, shard.reason)
-
-
 def _row_bytes(dataset: OpenDataset, need: Needs, sample: Sample) -> float:
     """Bytes per row of all columns that are read: the catalog tells of one, the format or some rows of the others."""
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
@@ -363,13 +287,11 @@ def _row_bytes(dataset: OpenDataset, need: Needs, sample: Sample) -> float:
 
 def _remedy(operators: Operators, needs: Sequence[Needs]) -> str:
     """What helps where no row has anything to train on."""
-    read = " or ".join(dict.fromkeys(f'{need.encode.kind} takes the column "{need.encode.field}"' for need in needs))
+    columns = [(need.encode.kind, need.encode.field if operators.rows else need.size_column) for need in needs]
+    read = " or ".join(dict.fromkeys(f'{kind} takes the column "{column}"' for kind, column in columns))
     if operators.rows:
         return f"look at what the operators leave of them: {read}"
-    if all(isinstance(need.encode, Tokenize) for need in needs):
-        columns = " or ".join(dict.fromkeys(f'"{need.size_column}"' for need in needs))
-        return f"name a column with text (text_field) in place of {columns}"
-    return f"name another column: {read}"
+    return f"name another column (text_field, say): {read}"
 
 
 def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
@@ -395,27 +317,10 @@ def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
     return np.array(kinds, dtype=np.int64)
 
 
-@dataclass(frozen=True)
-class _Locator:
+def _locate(catalogs: Sequence[Catalog], dataset: int, row: int) -> tuple[str, int]:
     """Shard and row within it, of a row of a dataset given by number."""
-
-    catalogs: Sequence[Catalog]
-
-    def __call__(self, dataset: int, row: int) -> tuple[str, int]:
-        catalog = self.catalogs[dataset]
-        shard, row_in_shard = catalog.locate(np.array([row], dtype=np.int64))
-        return str(catalog.shard_names[int(shard[0])]), int(row_in_shard[0])
-
-
-def _load_tokenizer(encode: Sequence[Any]) -> Tokenizer | None:
-    """The one tokenizer that the operators name."""
-    wanted = [op for op in encode if not (isinstance(op, Pretokenized) and op.tokenizer_id is None)]
-    named = {str(operator.tokenizer_id): operator for operator in wanted}
-    if len(named) > 1:
-        raise PipelineError(f"the operators name several tokenizers ({', '.join(named)}); a model has one.")
-    for operator in named.values():
-        return load_tokenizer(operator.tokenizer_id, backend=operator.backend)
-    return None
+    shard, row_in_shard = catalogs[dataset].locate(np.array([row], dtype=np.int64))
+    return str(catalogs[dataset].shard_names[int(shard[0])]), int(row_in_shard[0])
 
 
 def _encoders(
@@ -424,23 +329,19 @@ def _encoders(
     """The encoder of each dataset, one object where they are alike, and the BOS and EOS that are put in."""
     by_operator: dict[Any, Encoder] = {}
     ends: list[tuple[int | None, int | None]] = []
-    for need in needs:
-        if need.encode not in by_operator:
-            special = resolve_special_tokens(_policy(need.encode), tokenizer) if tokenizer else (None, None)
-            by_operator[need.encode] = need.encode.encoder(tokenizer, *special)
-            ends.append(special)
+    for encode in dict.fromkeys(need.encode for need in needs):
+        policy = str(encode.special_tokens)
+        if policy == "auto" and not isinstance(encode, Tokenize):
+            policy = "none"  # conversations and given tokens have their ends
+        special = resolve_special_tokens(policy, tokenizer) if tokenizer else (None, None)
+        by_operator[encode] = encode.encoder(tokenizer, *special)
+        ends.append(special)
     encoders = [by_operator[need.encode] for need in needs]
     bos = next((end[0] for end in ends if end[0] is not None), None)
     eos = next((end[1] for end in ends if end[1] is not None), None)
     if eos is None and tokenizer is not None and not all(isinstance(op, Tokenize) for op in operators.encode):
         eos = tokenizer.eos_id  # documents bring their own
     return encoders, (bos, eos)
-
-
-def _policy(encode: Any) -> str:
-    """Special tokens of an operator; "auto" adds none to conversations and given tokens, which have their ends."""
-    policy = str(encode.special_tokens)
-    return "none" if policy == "auto" and not isinstance(encode, Tokenize) else policy
 
 
 def _around_stateful(
@@ -470,66 +371,9 @@ def _around_stateful(
     return before, after, types
 
 
-def _sample_texts(worker: DocumentWorker, samples: Sequence[Sample]) -> list[str]:
-    """Some documents of every dataset, for the tokenizer's self-check."""
-    texts: list[str] = []
-    for d, sample in enumerate(samples):
-        budget = _SAMPLE_BYTES
-        for text in worker.texts(d, sample.table):
-            if budget > 0:
-                texts.append(text[:budget])
-                budget -= len(text)
-    return texts
-
-
 def _try_encoder(worker: DocumentWorker, number: int, name: str, sample: Sample) -> None:
     """Refuse columns that the operators have made of another type than can be encoded."""
     try:
         worker.count(number, sample.table)
     except PipelineError as error:
         raise PipelineError(f'dataset "{name}", after its operators: {error}') from error.__cause__
-
-
-def _measure(
-    source: WorkSource,
-    datasets: Sequence[OpenDataset],
-    needs: Sequence[Needs],
-    fetch: Fetcher,
-    worker: DocumentWorker,
-    known: Mapping[str, float],
-) -> dict[str, float]:
-    """Tokens per row by dataset name, measured where they are not known.
-
-    With one dataset and no schedule nothing depends on it, so nothing is measured.
-    """
-    if not source.counts_tokens:
-        counted = dict(zip([d.name for d in datasets], TokenEstimation.bytes_per_row(datasets), strict=True))
-        return {**counted, **known}
-    estimation, seed = source.estimation, source.seed
-
-    assert estimation is not None
-
-    def measured(number: int) -> float:
-        name = datasets[number].name
-        if name in known:
-            return known[name]
-
-        def count(table: pa.Table) -> int:
-            return worker.count(number, fetch.named(number, table))
-
-        return estimation.tokens_per_row(datasets[number], needs[number].size_column, count, seed=seed)
-
-    with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
-        return dict(zip([d.name for d in datasets], pool.map(measured, range(len(datasets))), strict=True))
-
-
-def _earlier_ratios(
-    source: WorkSource, tokens_per_row: Mapping[str, float], earlier: Sequence[Earlier]
-) -> list[Mapping[str, float]]:
-    """Tokens per row in each source that `source` continues, the earliest first.
-
-    Where they are not known yet, no lane can be asked for either, and any will do.
-    """
-    if earlier:
-        return [run.tokens_per_row for run in earlier]
-    return [tokens_per_row] * source.generations

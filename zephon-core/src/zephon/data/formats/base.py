@@ -25,6 +25,7 @@ from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
 from zephon.data.columns import check_columns, physical_columns, sound_table, with_paths
 from zephon.data.fetch import Spans
+from zephon.data.formats.sequential import SequentialBytes, read_range
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
@@ -35,6 +36,7 @@ __all__ = [
     "Format",
     "Group",
     "Groups",
+    "Reader",
     "Shard",
     "ShardReader",
     "ShardScan",
@@ -120,14 +122,23 @@ class ShardReader(Protocol):
 
 
 class Shard:
-    """One file of a format that has a schema. Subclasses set `schema`, and give `scan` and `read`.
+    """One open file. Subclasses set `schema`, and give `scan` and `read`.
 
     What they raise over damaged bytes, of whatever kind, becomes a `DataError` that names the file.
+
+    Attributes:
+        file: the file.
+        codec: that of a file that is compressed as a whole, whose groups count uncompressed bytes; else None.
+        schema: of all columns.
+        digest: that of `scan`, where opening a file gives it as well: a file that has changed is then refused.
     """
 
     schema: pa.Schema
     digest: str | None = None
-    """That of `scan`, where opening a file gives it as well: a file that has changed is then refused."""
+
+    def __init__(self, file: StoredFile, codec: str | None = None) -> None:
+        self.file, self.codec = file, codec
+        self._packed = SequentialBytes(file, codec) if codec else None
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
         """A digest of the content, and the groups; bytes are those of `size_column`, uncompressed, approximate."""
@@ -143,14 +154,23 @@ class Shard:
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[tuple[int, int]] | None:
         """(start, length) of the bytes that `read` will fetch; None where that is not known."""
-        return [(group.offset, group.length)]
+        return [(group.offset, group.length)] if self._packed is None else None
+
+    def content(self, group: Group) -> pa.Buffer:
+        """The bytes of a group whose offset and length count bytes."""
+        data = read_range(self.file, group.offset, group.length, self._packed)
+        if len(data) != group.length:
+            raise ValueError(f"it ends at byte {group.offset + len(data)}")
+        return data
 
     def row_bytes(self, columns: Sequence[str]) -> float:
         """Uncompressed bytes per row of `columns`; 0 where that is not known."""
         return 0.0
 
     def close(self) -> None:
-        """Lets go of files that are held open, if any."""
+        """Lets go of files that are held open, if any; a later `read` may open them again."""
+        if self._packed is not None:
+            self._packed.close()
 
 
 class Format:
@@ -222,37 +242,37 @@ class Format:
         with corrupt_data_errors(file, self.name):
             shard = self.open_shard(file)
             check_columns(shard.schema, columns, text_column, file.path, strict=False)
-        return _Reader(self.name, shard, file, columns, text_column)
+        return Reader(self.name, shard, columns, text_column)
 
 
-class _Reader:
+class Reader:
     """The `ShardReader` of a `Shard`."""
 
-    def __init__(
-        self, fmt: str, shard: Shard, file: StoredFile, columns: Sequence[str], text_column: str | None
-    ) -> None:
-        self._fmt, self._shard, self._file = fmt, shard, file
-        self._columns, self._text_column = list(columns), text_column
-        self._physical = physical_columns(columns)
+    def __init__(self, fmt: str, shard: Shard, columns: Sequence[str], text_column: str | None) -> None:
+        self.fmt, self.shard, self.file = fmt, shard, shard.file
+        self.columns, self.text_column = list(columns), text_column
+        self.physical = physical_columns(columns)
         self.digest = shard.digest
 
     @property
     def row_bytes(self) -> float:
-        return self._shard.row_bytes(self._physical)
+        return self.shard.row_bytes(self.physical)
 
     def ranges(self, group: Group) -> list[tuple[int, int]] | None:
-        return self._shard.ranges(group, self._physical)
+        return self.shard.ranges(group, self.physical)
 
     def read(self, group: Group) -> pa.Table:
-        with corrupt_data_errors(self._file, self._fmt, f" (rows from {group.first_row})"):
-            table = self._shard.read(group, self._physical)
+        with corrupt_data_errors(self.file, self.fmt, f" (rows from {group.first_row})"):
+            table = self.shard.read(group, self.physical)
             if table.num_rows != group.rows:
                 raise ValueError(f"{table.num_rows} rows, and {group.rows} were listed")
-            table = sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
-            return self._shard.finish(table, group)
+            return self.shard.finish(self.sound(table, group), group)
+
+    def sound(self, table: pa.Table, group: Group) -> pa.Table:
+        return sound_table(table, self.columns, self.text_column, self.file.path, group.first_row)
 
     def close(self) -> None:
-        self._shard.close()
+        self.shard.close()
 
 
 def _type_name(kind: pa.DataType) -> str:

@@ -42,7 +42,7 @@ class IpcShard(Shard):
     """The record batches of `file`, a `StoredFile` or anything with its `path`, `size` and `open`."""
 
     def __init__(self, file: Any) -> None:
-        self._file = file
+        super().__init__(file)
         with file.open() as handle:
             first = next(self._messages(handle))
             self._prelude = handle.read_at(first.end - first.start, first.start)
@@ -51,7 +51,7 @@ class IpcShard(Shard):
     def scan(self, size_column: str) -> tuple[str, Groups]:
         digest, groups = hashlib.sha256(), []
         sized = top_level([size_column], self.schema.names)
-        with self._file.open() as handle:
+        with self.file.open() as handle:
             for message in self._messages(handle):
                 digest.update(message.head)
                 if message.kind == _BATCH:
@@ -65,7 +65,7 @@ class IpcShard(Shard):
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         # Where the file has none of the columns, some column must say how many rows there are.
         wanted = top_level(columns, self.schema.names) or self.schema.names[:1]
-        with self._file.open() as handle:
+        with self.file.open() as handle:
             stream = self._stream_of(handle, group, wanted)
         fields = sorted(self.schema.get_field_index(name) for name in wanted)
         options = pa.ipc.IpcReadOptions(use_threads=False, included_fields=fields)
@@ -81,7 +81,7 @@ class IpcShard(Shard):
 
     def _messages(self, handle: Any) -> Iterator[_Message]:
         """All messages. What is cut short shows: a file ends with a footer, a stream must end with its end mark."""
-        start, end, listed = _bounds(handle, self._file)
+        start, end, listed = _bounds(handle, self.file)
         batches = 0
         while start < end and (message := _message_at(handle, start, end)) is not None:
             batches += message.kind == _BATCH
@@ -96,7 +96,7 @@ class IpcShard(Shard):
     def _dictionaries(self) -> list[Span]:
         if not any(_has_dictionary(field.type) for field in self.schema):
             return []
-        with self._file.open() as handle:
+        with self.file.open() as handle:
             return [(found.start, found.end) for found in self._messages(handle) if found.kind == _DICTIONARY]
 
     def _stream_of(self, handle: Any, group: Group, wanted: Sequence[str]) -> pa.Buffer:

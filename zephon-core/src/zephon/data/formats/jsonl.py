@@ -25,9 +25,9 @@ import pyarrow.json
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
 from zephon.columns.template import template_of
-from zephon.data.columns import common_types, has_column, missing_column, physical_columns, sound_table
-from zephon.data.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors
-from zephon.data.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
+from zephon.data.columns import common_types, has_column, missing_column, physical_columns
+from zephon.data.formats.base import Format, Group, Reader, Shard, ShardReader, ShardScan, corrupt_data_errors
+from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
@@ -119,7 +119,9 @@ def _with_rest(read: Callable[[bool], _Result]) -> _Result:
         raise
 
 
-class _JsonLinesReader:
+class _JsonLinesReader(Reader):
+    """A line that is damaged is a fault of its row alone."""
+
     def __init__(
         self,
         file: StoredFile,
@@ -127,23 +129,17 @@ class _JsonLinesReader:
         text_column: str | None,
         kinds: Mapping[str, str | None] | None,
     ) -> None:
-        self._file, self._columns, self._text_column = file, list(columns), text_column
+        super().__init__(JsonLines.name, Shard(file, codec_of(file.path)), columns, text_column)
         # Without kinds all is text, and anything else is refused. Columns that the first rows lack are read as text.
-        self._kinds = dict.fromkeys(physical_columns(columns), "document")
+        self._kinds = dict.fromkeys(self.physical, "document")
         if kinds is not None:
-            for name in self._kinds:
+            for name in set(self._kinds) - {text_column}:
                 known = kinds.get(name)
-                if name != text_column:
-                    self._kinds[name] = "text" if known in (None, "null") else str(known)
-        codec = codec_of(file.path)
-        self._packed = SequentialBytes(file, codec) if codec else None
-
-    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
-        return [(group.offset, group.length)] if self._packed is None else None
+                self._kinds[name] = "text" if known in (None, "null") else str(known)
 
     def read(self, group: Group) -> pa.Table:
-        with corrupt_data_errors(self._file, JsonLines.name):
-            data = read_range(self._file, group.offset, group.length, self._packed)
+        with corrupt_data_errors(self.file, self.fmt):
+            data = self.shard.content(group)
             try:
                 return self._table(data, group)
             except Damaged as error:
@@ -151,8 +147,7 @@ class _JsonLinesReader:
                 raise
 
     def _table(self, data: pa.Buffer, group: Group) -> pa.Table:
-        table = _parse(data, self._kinds, self._file, group)
-        return sound_table(table, self._columns, self._text_column, self._file.path, group.first_row)
+        return self.sound(_parse(data, self._kinds, self.file, group), group)
 
     def _rescued(self, data: pa.Buffer, group: Group) -> pa.Table:
         """The lines of a run that are good, and the others marked."""
@@ -170,11 +165,7 @@ class _JsonLinesReader:
             line = data.slice(bounds[row], min(bounds[row + 1] - bounds[row], _SHOWN_BYTES))
             return shown_value(line.to_pybytes().rstrip(b"\r\n"))
 
-        return rescued(group.rows, read, content, self._columns, group.first_row)
-
-    def close(self) -> None:
-        if self._packed is not None:
-            self._packed.close()
+        return rescued(group.rows, read, content, self.columns, group.first_row)
 
 
 def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
@@ -318,7 +309,7 @@ def _kinds_of(rows: Iterable[Fields]) -> dict[str, str]:
 def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.Table:
     """The rows of a run, a column for each of `kinds`."""
     lines, one_object_each = _line_shape(np.frombuffer(data, np.uint8))
-    if len(data) != group.length or lines != group.rows:
+    if lines != group.rows:
         raise DataError(
             f"'{file.path}' holds {lines} lines at byte {group.offset}, not {group.rows} as when it was listed; "
             "a dataset must not change during a run, so restore the file or start a new run"

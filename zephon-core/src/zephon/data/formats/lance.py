@@ -77,7 +77,7 @@ class Lance(Format):
 
 class _LanceShard(Shard):
     def __init__(self, file: StoredFile) -> None:
-        self._file = file
+        super().__init__(file)
         self._place = {"folder": _folder(file.path), "fragment": os.path.basename(file.path)}
         self._described, empty = _ask({**self._place, "stamp": file.mtime_ns})
         self.schema = empty.schema
@@ -99,8 +99,8 @@ class _LanceShard(Shard):
         return None
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
-        if (size := os.path.getsize(self._file.path)) != self._file.size:
-            raise ValueError(f"it has {size} bytes, and was listed with {self._file.size}")
+        if (size := os.path.getsize(self.file.path)) != self.file.size:
+            raise ValueError(f"it has {size} bytes, and was listed with {self.file.size}")
         wanted = top_level(columns, self.schema.names) or self.schema.names[:1]
         rows = {"version": group.length, "columns": wanted, "offset": group.offset, "limit": group.rows}
         return _ask({**self._place, **rows})[1].combine_chunks()

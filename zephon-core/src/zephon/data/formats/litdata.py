@@ -84,59 +84,43 @@ class LitData(Format):
     def open_shard(self, file: StoredFile) -> Shard:
         layout = _layout(file.beside(INDEX_NAME))
         if _PACKED.search(file.path):
-            return _PackedChunk(file, layout)
+            return _Chunk(file, layout)
         with file.open() as handle:
             if (inner := _arrow_part(file, handle)) is not None:
                 return IpcShard(inner)
             head = read_exactly(handle, 0, min(_FRAMED.size, file.size), file.size)
             if head[:8] == _FRAMED_MARK:
                 return _FramedChunk(file, layout, handle, head)
-            return _Chunk(file, layout, handle)
+        return _Chunk(file, layout)
 
 
 class _Chunk(SampleShard):
-    """A chunk of items, or of token ids, one after the other; items may be a zstd frame each."""
+    """A chunk of items, or of token ids, one after the other; each item may be packed, or the whole chunk."""
 
-    def __init__(self, file: StoredFile, layout: _Layout, handle: Any) -> None:
-        super().__init__(file, layout.fields, None)
+    def __init__(self, file: StoredFile, layout: _Layout) -> None:
+        codec = "zstd" if _PACKED.search(file.path) else None
+        super().__init__(file, layout.fields, codec)
         self._layout = layout
-        handle.seek(0)
-        head, self.offsets = read_head(handle, file, False)
-        if self.offsets[0] != len(head) or self.offsets[-1] != file.size:
+        with open_stream(file, codec) as stream:
+            head, self.offsets = read_head(stream, file, codec is not None)
+        if self.offsets[0] != len(head) or (codec is None and self.offsets[-1] != file.size):
             raise ValueError(f"its items are not bytes {len(head)} to {file.size}, one after the other")
         self._described = layout.text + head[4:]
 
     def content_digest(self) -> str:
-        with self.file.open() as handle:
-            content = sample_digest(handle, self.file.size, 4)
+        if self.codec is not None:
+            content = b"%d" % packed_checksum(self.file, self.codec, int(self.offsets[0]), int(self.offsets[-1]))
+        else:
+            with self.file.open() as handle:
+                content = sample_digest(handle, self.file.size, 4)
         return hashlib.sha256(self._described + content).hexdigest()[:32]
 
-    def content(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
-        data, ends = super().content(group, ends)
-        return _unframed(data, ends) if self._layout.is_packed_items else (data, ends)
+    def samples(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+        data = self.content(group)
+        return _unframed(data, ends) if self._layout.is_packed_items and self.codec is None else (data, ends)
 
     def spans(self, data: pa.Buffer, ends: npt.NDArray[np.int64]) -> list[FieldSpans]:
         return [(ends[:-1], ends[1:])] if self._layout.is_tokens else super().spans(data, ends)
-
-
-class _PackedChunk(_Chunk):
-    """A chunk that is compressed as a whole."""
-
-    def __init__(self, file: StoredFile, layout: _Layout) -> None:
-        SampleShard.__init__(self, file, layout.fields, "zstd")
-        self._layout = layout
-        with open_stream(file, "zstd") as stream:
-            head, self.offsets = read_head(stream, file, True)
-        if self.offsets[0] != len(head):
-            raise ValueError(f"its items begin at byte {int(self.offsets[0])}, behind a head of {len(head)}")
-        self._described = layout.text + head[4:]
-
-    def content_digest(self) -> str:
-        checksum = packed_checksum(self.file, "zstd", int(self.offsets[0]), int(self.offsets[-1]))
-        return hashlib.sha256(self._described + b"%d" % checksum).hexdigest()[:32]
-
-    def content(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
-        return SampleShard.content(self, group, ends)
 
 
 class _FramedChunk(_Chunk):
@@ -170,7 +154,7 @@ class _FramedChunk(_Chunk):
         frame = self._frames[np.searchsorted(self._firsts, group.first_row)]
         return [(int(frame["offset"]), int(frame["length"]))]
 
-    def content(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    def samples(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
         ((offset, length),) = self.ranges(group, ())
         with self.file.open() as handle:
             packed = read_exactly(handle, offset, length, self.file.size)

@@ -33,7 +33,7 @@ class _ParquetShard(Shard):
     """Keeps the parsed footer; opens the file anew for each group (14 us), so no descriptor stays open."""
 
     def __init__(self, file: StoredFile) -> None:
-        self._file = file
+        super().__init__(file)
         self._metadata, self.digest = _footer(file)
         self.schema = self._metadata.schema.to_arrow_schema()
         self._leaves = [f"{self._metadata.schema.column(i).path}." for i in range(self._metadata.num_columns)]
@@ -44,7 +44,7 @@ class _ParquetShard(Shard):
             rows = self._metadata.row_group(number).num_rows
             # A nested column has several leaves, a template several columns.
             chunks = list(self._chunks(number, physical_columns([size_column])))
-            bounded = all(0 <= chunk.data_page_offset < self._file.size for chunk in chunks)
+            bounded = all(0 <= chunk.data_page_offset < self.file.size for chunk in chunks)
             if not 0 <= rows < MAX_GROUP_ROWS or not bounded:
                 raise ValueError(f"row group {number} has impossible bounds")
             size = sum(max(chunk.total_uncompressed_size, 0) for chunk in chunks)
@@ -69,7 +69,7 @@ class _ParquetShard(Shard):
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[tuple[int, int]]:
         """The column chunks that are read, neighbours in one."""
-        if self._file.source is None:
+        if self.file.source is None:
             return []
         spans = []
         for chunk in self._chunks(group.offset, columns):
@@ -77,7 +77,7 @@ class _ParquetShard(Shard):
             if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
                 start = chunk.dictionary_page_offset
             stop = start + max(chunk.total_compressed_size, 0)
-            if 0 <= start < stop <= self._file.size:
+            if 0 <= start < stop <= self.file.size:
                 spans.append((start, stop))
         merged: list[tuple[int, int]] = []
         for start, stop in sorted(spans):
@@ -88,7 +88,7 @@ class _ParquetShard(Shard):
         return [(start, stop - start) for start, stop in merged]
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
-        with self._file.open(self.ranges(group, columns)) as handle:
+        with self.file.open(self.ranges(group, columns)) as handle:
             # One thread per call: the engine's own worker threads are the parallelism. No pre-buffering either: on
             # local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
             reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)

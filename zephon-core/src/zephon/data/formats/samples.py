@@ -22,7 +22,7 @@ from zephon.columns.arrow import int64_array
 from zephon.data.columns import top_level
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Group, Groups, Shard, read_exactly, run_groups, token_lists
-from zephon.data.formats.sequential import SequentialBytes, open_stream, read_range
+from zephon.data.formats.sequential import open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
 
@@ -103,9 +103,9 @@ class SampleShard(Shard):
     offsets: npt.NDArray[np.int64]
 
     def __init__(self, file: StoredFile, fields: Sequence[Field], codec: str | None) -> None:
-        self.file, self.fields, self.codec = file, fields, codec
+        super().__init__(file, codec)
+        self.fields = fields
         self.schema = pa.schema([(field.name, field.type) for field in fields])
-        self._packed = SequentialBytes(file, codec) if codec else None
 
     def content_digest(self) -> str:
         """Hex digest of the file, all of which is seen to be there and, where it is compressed, to be sound."""
@@ -115,9 +115,6 @@ class SampleShard(Shard):
         # Samples are small or their text is most of them; a share would need all of the file to be read.
         return self.content_digest(), run_groups(self.offsets)
 
-    def ranges(self, group: Group, columns: Sequence[str]) -> list[tuple[int, int]] | None:
-        return [(group.offset, group.length)] if self._packed is None else None
-
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         wanted = set(top_level(columns, self.schema.names))
         for field in self.fields:
@@ -126,25 +123,18 @@ class SampleShard(Shard):
         offsets = self.offsets[group.first_row : group.first_row + group.rows + 1]
         if len(offsets) != group.rows + 1 or offsets[0] != group.offset or offsets[-1] - offsets[0] != group.length:
             raise ValueError("its samples lie elsewhere than when it was listed")
-        data, ends = self.content(group, offsets - offsets[0])
+        data, ends = self.samples(group, offsets - offsets[0])
         spans = self.spans(data, ends)
         found = {f.name: f.column(data, at) for f, at in zip(self.fields, spans, strict=True) if f.name in wanted}
         return pa.table(found or {"": pa.nulls(group.rows)})
 
-    def content(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
+    def samples(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
         """The bytes of a group's samples, and where each ends in them, int64[rows + 1]."""
-        data = read_range(self.file, group.offset, group.length, self._packed)
-        if len(data) != group.length:
-            raise ValueError(f"it ends at byte {group.offset + len(data)}")
-        return data, ends
+        return self.content(group), ends
 
     def spans(self, data: pa.Buffer, ends: npt.NDArray[np.int64]) -> list[FieldSpans]:
         """Where each field lies in `data`."""
         return _field_spans(data, ends, [field.size for field in self.fields])
-
-    def close(self) -> None:
-        if self._packed is not None:
-            self._packed.close()
 
 
 def read_head(stream: Any, file: StoredFile, is_packed: bool) -> tuple[bytes, npt.NDArray[np.int64]]:

@@ -38,21 +38,18 @@ class PlainText(Format):
 class _TextShard(Shard):
     schema = pa.schema([("text", pa.large_string()), ("file_name", pa.large_string())])
 
-    def __init__(self, file: StoredFile) -> None:
-        self._file = file
-
     def scan(self, size_column: str) -> tuple[str, Groups]:
         content = self._content()
-        return hashlib.sha256(content).hexdigest()[:32], [(1, len(content), 0, self._file.size)]
+        return hashlib.sha256(content).hexdigest()[:32], [(1, len(content), 0, self.file.size)]
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         text = pa.array([self._content()], pa.large_binary()).view(pa.large_string())
-        name = string_array([os.path.basename(self._file.path)], pa.large_string())
+        name = string_array([os.path.basename(self.file.path)], pa.large_string())
         return pa.table({"text": text, "file_name": name})
 
     def _content(self) -> bytes:
         """The bytes of the file without a byte order mark."""
-        file = self._file
+        file = self.file
         if file.size > _MAX_BYTES:
             raise DataError(
                 f"'{file.path}' has {file.size:,} bytes, and a text file is one document of at most "

@@ -63,9 +63,6 @@ class _TokenShard(Shard):
     schema = pa.schema([(TOKENS, pa.large_list(pa.uint32()))])
     dtype: np.dtype[Any]
 
-    def __init__(self, file: StoredFile) -> None:
-        self.file = file
-
     def lengths(self, group: Group) -> npt.NDArray[np.int64]:
         """int64[rows]: tokens of each row; their sum is found to be that of the group."""
         raise NotImplementedError
@@ -74,9 +71,7 @@ class _TokenShard(Shard):
         lengths = self.lengths(group)
         if int(lengths.sum()) * self.dtype.itemsize != group.length:
             raise ValueError("its rows lie elsewhere than when it was listed")
-        with self.file.open() as handle:
-            data = read_exactly(handle, group.offset, group.length, self.file.size)
-        return pa.table({TOKENS: token_lists(np.frombuffer(data, self.dtype), lengths)})
+        return pa.table({TOKENS: token_lists(np.frombuffer(self.content(group), self.dtype), lengths)})
 
 
 class NumpyTokens(Format):

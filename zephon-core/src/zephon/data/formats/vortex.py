@@ -38,14 +38,14 @@ class _VortexShard(Shard):
     """Keeps the parsed footer; the file is open only while it is read."""
 
     def __init__(self, file: StoredFile) -> None:
-        self._file = file
+        super().__init__(file)
         with _opened(file) as (opened, _):
             self.schema = opened.dtype.to_arrow_schema()
             self._splits = np.array(opened.splits(), np.int64).reshape(-1, 2)
             self._footer: Any = opened.footer
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
-        file, splits = self._file, self._splits
+        file, splits = self.file, self._splits
         rows = np.diff(splits, axis=1)[:, 0]
         if (rows < 0).any() or (len(splits) and (splits[0, 0] or (splits[1:, 0] != splits[:-1, 1]).any())):
             raise ValueError("its splits do not follow each other")
@@ -61,7 +61,7 @@ class _VortexShard(Shard):
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         wanted = top_level(columns, self.schema.names) or self.schema.names[:1]
-        with _opened(self._file, self._footer) as (opened, _):
+        with _opened(self.file, self._footer) as (opened, _):
             scan = opened.to_repeated_scan(wanted)
             rows = scan.execute(row_range=(group.offset, group.offset + group.length))
             return rows.read_all().to_arrow_table().combine_chunks()

@@ -26,10 +26,19 @@ import pyarrow as pa
 
 from zephon.columns.damage import Damaged
 from zephon.columns.template import template_of
-from zephon.data.columns import missing_column, physical_columns, sound_table
+from zephon.data.columns import missing_column, physical_columns
 from zephon.data.formats import base
-from zephon.data.formats.base import Format, Group, ShardReader, ShardScan, corrupt_data_errors, run_bounds
-from zephon.data.formats.sequential import CODECS, SequentialBytes, codec_of, open_stream, read_range
+from zephon.data.formats.base import (
+    Format,
+    Group,
+    Reader,
+    Shard,
+    ShardReader,
+    ShardScan,
+    corrupt_data_errors,
+    run_bounds,
+)
+from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
@@ -38,6 +47,8 @@ __all__ = ["KEY", "WebDataset"]
 KEY = "__key__"
 
 _BLOCK = tarfile.BLOCKSIZE
+_EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+_PLAIN = (tarfile.REGTYPE, *_EXTENDED)
 _OCTAL = re.compile(rb"[0-7]+")
 # Names and extended headers are a few hundred bytes; more is no archive.
 _MAX_HEADER_BYTES = 1 << 20
@@ -110,38 +121,22 @@ class WebDataset(Format):
         text_column: str | None,
         kinds: Mapping[str, str | None] | None = None,
     ) -> ShardReader:
-        return _WebDatasetReader(file, columns, text_column)
+        _refuse_pickled(physical_columns(columns), file)
+        return Reader(self.name, _TarShard(file, _codec(file.path)), columns, text_column)
 
 
-class _WebDatasetReader:
-    def __init__(self, file: StoredFile, columns: Sequence[str], text_column: str | None) -> None:
-        self._file, self._columns, self._text_column = file, list(columns), text_column
-        self._physical = physical_columns(columns)
-        _refuse_pickled(self._physical, file)
-        codec = _codec(file.path)
-        self._packed = SequentialBytes(file, codec) if codec else None
-
-    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
-        return [(group.offset, group.length)] if self._packed is None else None
-
-    def read(self, group: Group) -> pa.Table:
-        file = self._file
-        values: dict[str, list[bytes | None]] = {name: [] for name in self._physical}
-        with corrupt_data_errors(file, WebDataset.name, f" (samples from byte {group.offset})"):
-            data = read_range(file, group.offset, group.length, self._packed)
-            samples = list(_samples(_Archive(pa.BufferReader(data))))
-            if len(data) != group.length or len(samples) != group.rows or samples[-1].end != group.length:
-                raise ValueError(f"{len(samples)} samples, where {group.rows} were listed")
-            content = memoryview(data)
-            for row, sample in enumerate(samples, group.first_row):
-                for name, column in values.items():
-                    column.append(_value(content, sample, name, file, row))
-            table = pa.table({name: _array(name, column) for name, column in values.items()})
-            return sound_table(table, self._columns, self._text_column, file.path, group.first_row)
-
-    def close(self) -> None:
-        if self._packed is not None:
-            self._packed.close()
+class _TarShard(Shard):
+    def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
+        values: dict[str, list[bytes | None]] = {name: [] for name in columns}
+        data = self.content(group)
+        samples = list(_samples(_Archive(pa.BufferReader(data))))
+        if len(samples) != group.rows or samples[-1].end != group.length:
+            raise ValueError(f"{len(samples)} samples, where {group.rows} were listed")
+        content = memoryview(data)
+        for row, sample in enumerate(samples, group.first_row):
+            for name, column in values.items():
+                column.append(_value(content, sample, name, self.file, row))
+        return pa.table({name: _array(name, column) for name, column in values.items()})
 
 
 @dataclass(slots=True)
@@ -162,14 +157,14 @@ class _Header(tarfile.TarInfo):
         digits, noted = buf[124:136].strip(b" \0"), buf[148:156].strip(b" \0")
         # The checksum counts itself as spaces.
         total = sum(buf) - sum(buf[148:156]) + 8 * ord(" ")
-        if _OCTAL.fullmatch(digits) and _OCTAL.fullmatch(noted) and int(noted, 8) == total:
+        is_plain = buf[156:157] in _PLAIN and _OCTAL.fullmatch(digits) and _OCTAL.fullmatch(noted)
+        if is_plain and int(noted, 8) == total:
             name = buf[:100].partition(b"\0")[0]
             if buf[257:263] == b"ustar\0" and buf[345]:
                 name = buf[345:500].partition(b"\0")[0] + b"/" + name
-            if buf[156:157] != b"\0" or not name.endswith(b"/"):  # else a folder of old archives
-                header = cls(name.decode(encoding, errors))
-                header.size, header.type = int(digits, 8), bytes(buf[156:157])
-                return header
+            header = cls(name.decode(encoding, errors))
+            header.size, header.type = int(digits, 8), bytes(buf[156:157])
+            return header
         return super().frombuf(buf, encoding, errors)
 
 
@@ -227,7 +222,7 @@ class _Archive:
             block = self._headers[at : at + _BLOCK]
             self.digest.update(block)
             at += _BLOCK
-            if bytes(block[156:157]) in (b"x", b"g", b"L", b"K"):
+            if bytes(block[156:157]) in _EXTENDED:
                 size = tarfile.nti(block[124:136])  # type: ignore[attr-defined]
                 self.digest.update(self._headers[at : at + size])
                 at += -(-size // _BLOCK) * _BLOCK

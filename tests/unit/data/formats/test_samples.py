@@ -1,11 +1,8 @@
-"""Of what a dataset says it is made of, all is read and nothing else, or it is a sentence."""
+"""MDS shards and LitData's chunks: their columns, what an index says of them, and what they claim."""
 
 import gzip
-import io
 import json
 import struct
-import subprocess
-import tarfile
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,99 +10,87 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from peers.rows import TEXTS, TOKENS
+from support.io_data import check_rows, opened, rows_of
 from zephon.data.formats import litdata, mds, samples, sequential
 from zephon.errors import DataError
-from zephon.io import Dataset, DecodeCache
+
+N = len(TEXTS)
 
 
-def opened(path: Path, column: str = "text", fmt: str | None = None, **options):
-    dataset = Dataset.from_path("whole", path, fmt)
-    return dataset.open([column], size_column=column, cache=DecodeCache(1 << 20), **options)
+@pytest.mark.parametrize("folder", ["plain", "zstd", "gz", "bz2", "br", "snappy"])
+def test_mds_shards_give_their_columns(peer_data, folder):
+    columns = ["text", "tokens", "open", "fixed", "n", "small", "score", "raw", "meta", "meta.text"]
+    dataset = opened(peer_data / "mds" / folder, columns[:-1])
+    assert dataset.catalog.fmt == "mds" and dataset.catalog.n_shards > 1
+    assert dataset.catalog.sequential == (folder != "plain")
+    check_rows(
+        dataset,
+        {
+            "text": TEXTS,
+            "tokens": [ids.tolist() for ids in TOKENS],
+            "open": [ids.tolist() for ids in TOKENS],
+            "fixed": [list(range(n, n + 4)) for n in range(N)],
+            "n": list(range(N)),
+            "small": list(range(N)),
+            "score": [n / 4 for n in range(N)],
+            "raw": [bytes([n % 256]) * (n % 5) for n in range(N)],
+        },
+    )
+    assert dataset.take(np.array([3])).schema.field("tokens").type == pa.large_list(pa.uint32())
+    assert json.loads(dataset.take(np.array([3]))["meta"][0].as_py()) == {"text": TEXTS[3]}
 
 
-def rows_of(path: Path, column: str = "text", **options) -> list[str | None]:
-    dataset = opened(path, column, **options)
-    return dataset.take(np.arange(dataset.catalog.rows))[column].to_pylist()
+def test_mds_refuses_pickles_and_token_ids_as_text(peer_data):
+    with pytest.raises(DataError, match=r"column 'anything' .* pickled Python objects"):
+        opened(peer_data / "mds/plain", ["text", "anything"]).take(np.arange(2))
+    with pytest.raises(DataError, match=r"large_list<.*uint32>.*read by the operator pretokenized"):
+        opened(peer_data / "mds/plain", ["tokens"])
+    check_rows(opened(peer_data / "mds/plain", ["tokens"], is_text=False), {"tokens": [t.tolist() for t in TOKENS]})
 
 
-# Tar archives
+@pytest.mark.parametrize("folder", ["fields", "frames", "items", "whole"])
+def test_litdata_chunks_of_fields_give_their_columns(peer_data, folder):
+    dataset = opened(peer_data / "litdata" / folder, ["text", "ids", "n", "score", "even", "raw"])
+    assert dataset.catalog.fmt == "litdata" and dataset.catalog.n_shards == 4
+    assert dataset.catalog.sequential == (folder == "whole")
+    check_rows(
+        dataset,
+        {
+            "text": TEXTS,
+            "ids": [ids.tolist() for ids in TOKENS],
+            "n": list(range(N)),
+            "score": [n / 4 for n in range(N)],
+            "even": [n % 2 == 0 for n in range(N)],
+            "raw": [b"x" * (n % 3) for n in range(N)],
+        },
+    )
 
 
-def archive(first: int, count: int) -> bytes:
-    held = io.BytesIO()
-    with tarfile.open(fileobj=held, mode="w") as tar:
-        for n in range(first, first + count):
-            member = tarfile.TarInfo(f"{n:03}.txt")
-            member.size = 5
-            tar.addfile(member, io.BytesIO(b"%05d" % n))
-    return held.getvalue()
+@pytest.mark.parametrize("folder", ["arrow", "arrow-zstd"])
+def test_litdata_chunks_of_nested_rows_give_their_columns(peer_data, folder):
+    dataset = opened(peer_data / "litdata" / folder, ["text", "n", "meta.text", "meta"])
+    check_rows(
+        dataset,
+        {
+            "text": TEXTS,
+            "n": list(range(N)),
+            "meta.text": TEXTS,
+            "meta": [{"text": text, "tags": ["a"] * (n % 3)} for n, text in enumerate(TEXTS)],
+        },
+    )
 
 
-@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
-@pytest.mark.parametrize("blocks", [(100, 101), (96, 104)])
-def test_zeros_in_place_of_a_header_are_damage_and_no_end(tmp_path, ending, blocks):
-    data = bytearray(archive(0, 101))
-    start, stop = (512 * block for block in blocks)
-    data[start:stop] = bytes(stop - start)
-    (tmp_path / f"a{ending}").write_bytes(gzip.compress(data) if ending == ".tar.gz" else data)
-    with pytest.raises(DataError, match=rf"a{ending}' .*byte {start} ends the archive .* more follows at byte {stop}"):
-        opened(tmp_path, "txt")
-    (tmp_path / "b.tar").write_bytes(archive(0, 3))
-    skipping = opened(tmp_path, "txt", skips=True)
-    assert skipping.catalog.rows == 3 and [shard.name for shard in skipping.lost] == [f"a{ending}"]
+def test_litdata_items_that_are_one_text_or_one_array_have_a_column(peer_data):
+    check_rows(opened(peer_data / "litdata/texts", ["text"]), {"text": TEXTS})
+    tokens = opened(peer_data / "litdata/tokens", ["tokens"], is_text=False)
+    check_rows(tokens, {"tokens": [ids.tolist() for ids in TOKENS]})
 
 
-@pytest.mark.parametrize("size", [0, 512, 1024, 1100, 10240, 3 << 20])
-def test_an_archive_may_end_in_any_number_of_zeros(tmp_path, size):
-    data = archive(0, 3).rstrip(b"\0")
-    whole = data + bytes(-len(data) % 512)
-    (tmp_path / "a.tar").write_bytes(whole + bytes(512 + size))
-    (tmp_path / "b.tar.gz").write_bytes(gzip.compress(whole + bytes(512 + size)))
-    assert rows_of(tmp_path, "txt") == ["00000", "00001", "00002"] * 2
-
-
-def test_joined_archives_are_read_where_tar_joined_them_and_else_refused(tmp_path):
-    folder = tmp_path / "data"
-    folder.mkdir()
-    one, two = folder / "a.tar", tmp_path / "two.tar"
-    one.write_bytes(archive(0, 3))
-    two.write_bytes(archive(3, 3))
-    subprocess.run(["tar", "-A", "-f", one, two], check=True)
-    assert rows_of(folder, "txt") == [f"{n:05}" for n in range(6)]
-    one.write_bytes(archive(0, 3) + archive(3, 3))
-    with pytest.raises(DataError, match="must be written as one or as files of their own"):
-        opened(folder, "txt")
-
-
-# Lance datasets
-
-
-def test_a_lance_dataset_without_one_of_its_data_files_is_refused(tmp_path):
-    import lance
-
-    folder = tmp_path / "docs.lance"
-    for n in range(3):
-        lance.write_dataset(pa.table({"text": [f"{n}a", f"{n}b"]}), folder, mode="append" if n else "create")
-    lance.write_dataset(pa.table({"text": ["other"]}), tmp_path / "other.lance")
-    assert len(rows_of(tmp_path)) == 7
-    lost = sorted((folder / "data").glob("*.lance"))[1]
-    content = lost.read_bytes()
-    lost.unlink()
-    for skips in (False, True):
-        with pytest.raises(DataError, match=rf"data/{lost.name}' is not there, and version 3 of its Lance dataset"):
-            opened(tmp_path, skips=skips)
-    lost.write_bytes(content)
-    (folder / "data/stray.lance").write_bytes(content)
-    assert len(rows_of(folder)) == 6
-    # A fragment of two files: the second holds a column of its own.
-    lance.dataset(folder).add_columns({"more": "'x' || text"})
-    files = {file.path for part in lance.dataset(folder).get_fragments() for file in part.metadata.files}
-    (folder / "data" / sorted(files)[0]).unlink()
-    with pytest.raises(DataError, match="is not there, and version 4 of its Lance dataset"):
-        opened(folder)
-
-
-# LitData's chunks and MDS shards, which an index lists
+def test_litdata_refuses_pickles(peer_data):
+    with pytest.raises(DataError, match=r"column 'what' .* pickled Python objects"):
+        opened(peer_data / "litdata/pickled", ["text", "what"]).take(np.arange(2))
+    check_rows(opened(peer_data / "litdata/pickled", ["text"]), {"text": TEXTS})
 
 
 TEXT_COLUMN = {"column_names": ["text"], "column_encodings": ["str"], "column_sizes": [None]}
@@ -129,8 +114,8 @@ def shard(folder: Path, name: str, *texts: str) -> None:
     (folder / name).write_bytes(gzip.compress(data) if name.endswith(".gz") else data)
 
 
-def litdata_index(folder: Path, *names: str) -> None:
-    config = {"data_format": ["str"], "data_spec": None, "item_loader": "PyTreeLoader"}
+def litdata_index(folder: Path, *names: str, **options) -> None:
+    config = {"data_format": ["str"], "data_spec": None, "item_loader": "PyTreeLoader", **options}
     (folder / "index.json").write_text(json.dumps({"chunks": [{"filename": n} for n in names], "config": config}))
 
 
@@ -163,6 +148,16 @@ def test_the_index_of_litdata_decides_which_chunks_are_read(tmp_path):
             opened(tmp_path)
 
 
+def test_litdata_refuses_encrypted_chunks_and_arrays_of_several_dimensions(tmp_path):
+    chunk(tmp_path, "chunk-0-0.bin", "a")
+    litdata_index(tmp_path, "chunk-0-0.bin", encryption={"level": "chunk"})
+    with pytest.raises(DataError, match="are encrypted, and cannot be read"):
+        opened(tmp_path)
+    litdata_index(tmp_path, "chunk-0-0.bin", data_format=["numpy:1"])
+    with pytest.raises(DataError, match=r"column 'value' of .* is stored as numpy, which is not read"):
+        opened(tmp_path, "value", is_text=False).take(np.arange(1))
+
+
 def test_the_index_of_mds_shards_decides_where_there_is_one(tmp_path):
     shard(tmp_path / "a", "shard.00000.mds", "a0")
     shard(tmp_path / "a", "shard.00001.mds.gz", "a1")
@@ -188,9 +183,6 @@ def test_the_index_of_mds_shards_decides_where_there_is_one(tmp_path):
         (tmp_path / "a/index.json").write_text(broken)
         with pytest.raises(DataError, match=r"a/index.json' is no index of MDS shards, or damaged"):
             opened(tmp_path)
-
-
-# What a small file claims
 
 
 BOMBS = {

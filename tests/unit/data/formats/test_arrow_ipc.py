@@ -1,0 +1,120 @@
+"""Arrow IPC files and streams, and datasets that save_to_disk has written."""
+
+import shutil
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from peers.rows import LABELS, TEXTS
+from support.io_data import check_rows, open_path, opened, texts_of
+from zephon.data.storage import StoredFile
+from zephon.errors import DataError
+
+
+def test_arrow_reads_fetch_only_the_bytes_of_wanted_columns(tmp_path, monkeypatch):
+    rows = 2000
+    table = pa.table({"a": ["a" * 500] * rows, "text": ["t" * 10] * rows, "z": [list(range(50))] * rows})
+    fetched: list[int] = []
+    original = StoredFile.open
+
+    class Counting:
+        def __init__(self, file):
+            self.file = file
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            self.file.close()
+
+        def read_at(self, count, offset):
+            fetched.append(count)
+            return self.file.read_at(count, offset)
+
+        def seek(self, offset):
+            return self.file.seek(offset)
+
+        def readinto(self, buffer):
+            fetched.append(len(buffer))
+            return self.file.readinto(buffer)
+
+    monkeypatch.setattr(StoredFile, "open", lambda self: Counting(original(self)))
+    for make, name in ((pa.ipc.new_file, "f.arrow"), (pa.ipc.new_stream, "s.arrow")):
+        with make(tmp_path / name, table.schema) as writer:
+            writer.write_table(table, max_chunksize=500)
+        fetched.clear()
+        dataset = open_path(tmp_path / name)
+        assert sum(fetched) < 50_000, "a scan reads no column data"
+        assert dataset.catalog.bytes == pytest.approx(10 * rows, rel=0.02)  # padding
+        fetched.clear()
+        assert texts_of(dataset) == ["t" * 10] * rows
+        assert sum(fetched) < 100_000 < (tmp_path / name).stat().st_size
+        group = dataset.read_group(0)
+        assert group.get_total_buffer_size() < 2 * group.nbytes, "the unwanted columns are not kept alive"
+
+
+@pytest.mark.parametrize("compression", ["zstd", "lz4"])
+def test_compressed_arrow_batches_are_read_and_their_true_size_is_known(tmp_path, compression):
+    texts = ["some text, again and again " * 40] * 100
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    table = pa.table({"n": range(100), "text": texts})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema, options=options) as writer:
+        writer.write_table(table, max_chunksize=30)
+    dataset = open_path(tmp_path)
+    assert texts_of(dataset) == texts
+    assert dataset.catalog.bytes == pytest.approx(sum(map(len, texts)), rel=0.02)
+
+
+def test_dictionaries_that_change_within_an_arrow_stream_are_followed(tmp_path):
+    parts = [pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "d", "c"]).dictionary_encode()]
+    schema = pa.schema([("text", parts[0].type)])
+    with pa.ipc.new_stream(tmp_path / "a.arrow", schema) as writer:
+        for part in parts:
+            writer.write_batch(pa.record_batch([part], schema=schema))
+    dataset = open_path(tmp_path)
+    assert texts_of(dataset) == ["a", "b", "c", "d", "c"]
+    assert dataset.take(np.array([4, 0]))["text"].to_pylist() == ["c", "a"]
+
+
+def test_old_arrow_files_without_continuation_marks_are_read(tmp_path):
+    table = pa.table({"n": [1, 2, 3], "text": ["a", "b", "c"]})
+    options = pa.ipc.IpcWriteOptions(use_legacy_format=True, metadata_version=pa.ipc.MetadataVersion.V4)
+    for make, name in ((pa.ipc.new_file, "f.arrow"), (pa.ipc.new_stream, "s.arrow")):
+        with make(tmp_path / name, table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=2)
+        assert texts_of(open_path(tmp_path / name)) == ["a", "b", "c"]
+
+
+def test_feather_files_of_the_first_version_are_refused_by_name(tmp_path):
+    (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
+    with pytest.raises(DataError, match="Feather V1"):
+        open_path(tmp_path)
+
+
+def test_a_saved_dataset_is_read_without_what_map_has_left_beside_it(peer_data):
+    assert list((peer_data / "saved/plain").glob("cache-*.arrow"))
+    dataset = opened(peer_data / "saved/plain", ["text", "label", "meta.text"])
+    assert dataset.catalog.n_shards == 3
+    check_rows(dataset, {"text": TEXTS, "label": LABELS, "meta.text": TEXTS})
+
+
+def test_a_saved_filter_gives_the_rows_that_were_kept(peer_data):
+    kept = [text for text, label in zip(TEXTS, LABELS, strict=True) if label % 2 == 0]
+    check_rows(opened(peer_data / "saved/filtered", ["text"]), {"text": kept})
+
+
+def test_splits_are_read_one_at_a_time(peer_data):
+    with pytest.raises(DataError, match=r"several splits \(test, train\); append the one to read"):
+        opened(peer_data / "saved/splits", ["text"])
+    check_rows(opened(peer_data / "saved/splits/train", ["text"]), {"text": TEXTS})
+
+
+def test_a_saved_dataset_that_lacks_a_file_is_refused(peer_data, tmp_path):
+    shutil.copytree(peer_data / "saved/plain", tmp_path / "copy")
+    (tmp_path / "copy/data-00001-of-00003.arrow").unlink()
+    with pytest.raises(DataError, match=r"state.json' names 'data-00001-of-00003.arrow', which is not there"):
+        opened(tmp_path / "copy", ["text"])
+    (tmp_path / "copy/state.json").write_text("[]")
+    with pytest.raises(DataError, match=r"state.json' cannot be read"):
+        opened(tmp_path / "copy", ["text"])

@@ -1,0 +1,213 @@
+"""What holds for every format: rows and columns, what is refused, and damage."""
+
+import gzip
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support import step_digests
+from support.io_data import SUFFIXES, json_lines, open_path, texts_of, write_shard
+from zephon import DataRecipe, Pipeline
+from zephon.errors import DataError
+from zephon.io import Dataset
+
+TEXTS = ["one", "", None, "zwölf 漢字 🙂", "line\nbreak", "x" * 5000, "end"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_every_format_is_found_from_its_ending_and_gives_the_rows_as_large_string(tmp_path, suffix):
+    dataset = open_path(write_shard(tmp_path / f"part{suffix}", TEXTS))
+    assert texts_of(dataset) == TEXTS
+    taken = dataset.take(np.array([6, 0, 3, 0]))
+    assert taken["text"].to_pylist() == ["end", "one", TEXTS[3], "one"]
+    assert taken.schema.field("text").type == pa.large_string()
+    assert dataset.catalog.fmt in suffix
+    assert dataset.catalog.sequential == suffix.endswith((".gz", ".zst"))
+    assert dataset.take(np.array([], np.int64)).num_rows == 0
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".stream.arrow"])
+def test_only_the_wanted_columns_come_back_in_the_wanted_order(tmp_path, suffix):
+    dataset = open_path(write_shard(tmp_path / f"part{suffix}", TEXTS), ["n", "text"])
+    taken = dataset.take(np.array([5, 1, 2]))
+    assert taken.column_names == ["n", "text"]
+    assert taken["n"].to_pylist() == [5, 1, 2]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".arrow", ".stream.arrow"])
+def test_a_dataset_without_rows_is_refused_and_an_empty_shard_among_others_is_not(tmp_path, suffix):
+    write_shard(tmp_path / f"a{suffix}", [])
+    with pytest.raises(DataError, match="has no rows"):
+        open_path(tmp_path)
+    write_shard(tmp_path / f"b{suffix}", ["row"])
+    assert texts_of(open_path(tmp_path)) == ["row"]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_missing_column_is_named_with_those_that_exist(tmp_path, suffix):
+    path = write_shard(tmp_path / f"part{suffix}", TEXTS)
+    for columns in (["text", "txt"], ["txt"]):
+        with pytest.raises(DataError, match=r"no column 'txt' in '.*', which has 'n', 'text'|'text', 'n'.*'text'"):
+            open_path(path, columns)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_column_of_numbers_is_refused_as_documents_before_any_row_is_read(tmp_path, suffix):
+    path = write_shard(tmp_path / f"part{suffix}", TEXTS)
+    with pytest.raises(DataError, match="part"):
+        Dataset.from_path("x", path).open(["n"], size_column="n", cache=open_path(path)._cache)
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".stream.arrow"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.string_view(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+    ],
+    ids=str,
+)
+def test_text_is_read_from_every_arrow_type_that_can_hold_it(tmp_path, suffix, kind):
+    values = ["one", None, "zwölf", "one", "", "long enough not to be inlined in a view"]
+    table = pa.table({"n": [[1]] * 6, "text": pa.array(values).cast(kind), "z": ["z"] * 6})
+    path = tmp_path / f"part{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=2)
+    else:
+        make = pa.ipc.new_stream if "stream" in suffix else pa.ipc.new_file
+        with make(path, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    dataset = open_path(path)
+    assert texts_of(dataset) == values
+    assert dataset.take(np.array([4, 3])).schema.field("text").type == pa.large_string()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_shard_whose_text_column_has_only_nulls_is_read(tmp_path, suffix):
+    nulls = pa.table({"text": pa.nulls(3)})
+    if suffix == ".parquet":
+        pq.write_table(nulls, tmp_path / "b.parquet")
+    else:
+        with pa.ipc.new_file(tmp_path / "b.arrow", nulls.schema) as writer:
+            writer.write_table(nulls)
+    write_shard(tmp_path / f"a{suffix}", ["one"])
+    assert texts_of(open_path(tmp_path)) == ["one", None, None, None]
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_text_that_is_not_utf8_is_reported_with_file_and_row(tmp_path, suffix):
+    path = write_shard(tmp_path / f"part{suffix}", ["fine", "good", "more", "bad bad bad", "last"])
+    raw = path.read_bytes()
+    if suffix == ".jsonl.gz":
+        path.write_bytes(gzip.compress(gzip.decompress(raw).replace(b"bad bad bad", b"bad \xff\xfe bad")))
+    elif suffix == ".jsonl.zst":
+        with pa.CompressedOutputStream(str(path), "zstd") as stream:
+            stream.write(
+                json_lines(["fine", "good", "more", "bad bad bad", "last"]).replace(b"bad bad", b"bad \xff\xfe")
+            )
+    elif suffix == ".parquet":
+        column = pa.array([b"fine", b"good", b"more", b"bad \xff\xfe bad", b"last"]).view(pa.string())
+        pq.write_table(pa.table({"text": column}), path, row_group_size=3)
+    else:
+        path.write_bytes(raw.replace(b"bad bad bad", b"bad \xff\xfe bad "[:11]))
+    with pytest.raises(DataError, match=rf"part{suffix}' row 3.*not valid UTF-8.*0xff"):
+        texts_of(open_path(path))
+    if ".jsonl" not in suffix:  # whose first rows are looked at when the dataset is opened
+        assert open_path(path).take(np.array([0]))["text"].to_pylist() == ["fine"]
+
+
+@pytest.mark.parametrize("kind", [pa.binary(), pa.dictionary(pa.int8(), pa.binary())], ids=str)
+def test_binary_that_is_no_text_is_reported_with_its_row(tmp_path, kind):
+    values = pa.array([b"a", None, b"\xe4"])
+    table = pa.table({"text": values.dictionary_encode().cast(kind) if pa.types.is_dictionary(kind) else values})
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="row 2, column 'text', is not valid UTF-8"):
+        texts_of(open_path(tmp_path))
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_cut_short_is_reported_and_never_read_in_part(tmp_path, suffix):
+    whole = write_shard(tmp_path / f"part{suffix}", [f"document {n}" for n in range(50)], group_rows=10).read_bytes()
+    path = tmp_path / f"cut{suffix}"
+    for size in (1, 4, len(whole) // 3, len(whole) // 2, len(whole) - 5, len(whole) - 2):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=rf"cut{suffix}"):
+            texts_of(open_path(path))
+
+
+def test_a_shard_may_lack_any_column_but_the_documents(tmp_path):
+    write_shard(tmp_path / "a.parquet", TEXTS)
+    pq.write_table(pa.table({"body": ["x"]}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"no column 'text' in '.*b\.parquet', which has 'body'"):
+        open_path(tmp_path)
+    pq.write_table(pa.table({"text": ["x"]}), tmp_path / "b.parquet")
+    dataset = open_path(tmp_path, ["text", "n"])
+    assert dataset.take(np.array([7, 1])).to_pylist() == [{"text": "x", "n": None}, {"text": "", "n": 1}]
+    with pytest.raises(DataError, match=r"no column 'm' in '.*', which has 'n', 'text'"):
+        open_path(tmp_path, ["text", "m"])
+
+
+def test_columns_whose_type_differs_between_shards_are_joined(tmp_path):
+    pq.write_table(pa.table({"text": ["a", "b"], "n": pa.array([1, 2], pa.int32())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"text": ["c"], "n": pa.array([3], pa.int64())}), tmp_path / "b.parquet")
+    assert open_path(tmp_path, ["text", "n"]).take(np.array([2, 0]))["n"].to_pylist() == [3, 1]
+
+
+def test_an_empty_file_of_a_binary_format_is_damaged(tmp_path):
+    for suffix in SUFFIXES:
+        path = tmp_path / f"part{suffix}"
+        path.write_bytes(b"")
+        with pytest.raises(DataError, match=r"part.*(no rows|empty|Parquet file|end mark)"):
+            open_path(path)
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_a_file_of_another_format_is_reported(tmp_path, suffix):
+    path = tmp_path / f"part{suffix}"
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 4)
+    with pytest.raises(DataError, match=rf"part{suffix}"):
+        open_path(path)
+
+
+def test_parquet_page_checksums_are_verified_where_a_file_has_them(tmp_path):
+    table = pa.table({"text": ["abcdefgh" * 50]})
+    options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
+    pq.write_table(table, tmp_path / "a.parquet", write_page_checksum=True, **options)
+    raw = (tmp_path / "a.parquet").read_bytes()
+    (tmp_path / "a.parquet").write_bytes(raw.replace(b"abcdefgh" * 50, b"abcdefgX" + b"abcdefgh" * 49, 1))
+    with pytest.raises(DataError, match=r"a\.parquet' \(rows from 0\) cannot be read as parquet"):
+        texts_of(open_path(tmp_path))
+
+
+def test_global_batches_of_any_format_do_not_depend_on_dp_degree(peer_data, tiny_tokenizer):
+    folders = {
+        "webdataset/packed": "{__key__}: {txt}",
+        "mds/zstd": "text",
+        "litdata/arrow": "meta.text",
+        "saved/plain": "{label} {meta.text}",
+        "litdata/texts": "text",
+    }
+    sources = [
+        {"name": folder.replace("/", "-"), "path": str(peer_data / folder), "text_field": column}
+        for folder, column in folders.items()
+    ]
+    recipe = DataRecipe.from_dict({"canonical_replicas": 4, "sources": sources})
+
+    def digests(dp_degree: int) -> list[bytes]:
+        options = {"tokenizer": tiny_tokenizer, "seq_len": 32, "microbatch_size": 2, "global_batch": 8}
+        pipelines = [
+            Pipeline.from_recipe(recipe, **options, dp_degree=dp_degree, dp_group_id=group)
+            for group in range(dp_degree)
+        ]
+        return step_digests(pipelines, 8, 8)
+
+    one = digests(1)
+    assert len(set(one)) == 8
+    assert digests(4) == one

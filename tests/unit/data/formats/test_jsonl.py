@@ -1,0 +1,129 @@
+"""JSON lines: a row per line, whatever stands in it, and what makes a line a damaged one."""
+
+import gzip
+import json
+
+import numpy as np
+import pytest
+
+from support.io_data import open_path, texts_of
+from zephon.data.formats import jsonl
+from zephon.errors import DataError
+from zephon.io import Dataset
+
+
+def write_lines(path, data: bytes):
+    path.write_bytes(data)
+    return open_path(path)
+
+
+@pytest.mark.parametrize(
+    ("data", "texts"),
+    [
+        (b'{"text":"a"}\n{"text":"b"}', ["a", "b"]),
+        (b'{"text":"a"}\r\n{"text":"b"}\r\n', ["a", "b"]),
+        (b'\n{"text":"a"}\n\n  \t\n{"text":"b"}\n\n', [None, "a", None, None, "b", None]),
+        (b'\xef\xbb\xbf{"text":"a"}\n{"text":"b"}\n', ["a", "b"]),
+        (b' {"text":"a"} \n\t{"text":"b"}\t\n', ["a", "b"]),
+        (b'{"text":null}\n{"text":"x"}\n{}\n{"other":1}\n', [None, "x", None, None]),
+        (b'{"text":"a","text":"b"}\n', ["b"]),
+        (b'{"te\\u0078t":"\\ud83d\\ude42\\u0000\\/\\n\\u00e9"}\n', ["🙂\0/\né"]),
+        (b'{"n":{"text":"no"},"text":"a"}\n{"n":[1,"x",{}],"text":"b"}\n', ["a", "b"]),
+        (b'{"text":"}\\n{","x":NaN}\n{"text":"b","x":1e999}\n', ["}\n{", "b"]),
+        (b'{"text":"a","x":"\xff"}\n{"text":"b","x":"\\ud800"}\n', ["a", "b"]),
+        (b'{"text":"a","x":' + b"9" * 5000 + b'}\n{"text":"b","x":{"text":1}}\n\n', ["a", "b", None]),
+        (b'{"text":"a","x":' + b"[" * 200 + b"]" * 200 + b"}\n", ["a"]),
+    ],
+)
+def test_json_lines_are_read_one_row_per_line(tmp_path, data, texts):
+    assert texts_of(write_lines(tmp_path / "a.jsonl", data)) == texts
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b'{"text":"a"', "is not valid JSON"),
+        (b'{"text":"a"}{"text":"b"}', "is not valid JSON .*trailing characters"),
+        (b'{"text":"tab\there"}', "is not valid JSON"),
+        (b'["text"]', "holds an array, not a JSON object"),
+        (b'"text"', "holds a string, not a JSON object"),
+        (b'{"text":7}', "holds a number in 'text', and text was expected"),
+        (b'{"text":true}', "holds a boolean in 'text'"),
+        (b'{"text":{"a":1}}', "holds an object in 'text'"),
+        (b'{"text":"\\ud800"}', r"is not valid UTF-8 in 'text' .a lone surrogate"),
+        (b'{"text":"a\\udc00b"}', r"is not valid UTF-8 in 'text'"),
+        (b"\x00", "is not valid JSON"),
+    ],
+)
+def test_a_bad_line_is_reported_with_its_number(tmp_path, line, reason):
+    good = b'{"text":"good"}\n'
+    for before in (0, 3, 100):
+        path = tmp_path / f"{before}.jsonl"
+        with pytest.raises(DataError, match=rf"{before}\.jsonl' row {before} \(line {before + 1}\) {reason}"):
+            texts_of(write_lines(path, good * before + line + b"\n" + good * 2))
+
+
+@pytest.mark.parametrize("line", [b'{"text":"\xff\xfe"}', b'{"text":7}', b'{"text":"a"', b"{}{}"])
+def test_a_bad_line_beyond_the_first_rows_is_reported_when_it_is_read(tmp_path, line):
+    good = b'{"text":"good"}\n'
+    dataset = write_lines(tmp_path / "a.jsonl", good * 1000 + line + b"\n" + good)
+    with pytest.raises(DataError, match=r"a\.jsonl' row 1000"):
+        dataset.take(np.array([0]))
+
+
+def test_nesting_that_is_too_deep_is_an_error_and_no_crash(tmp_path):
+    deep = b'{"text":"a","x":' + b"[" * 10**6 + b"]" * 10**6 + b"}\n"
+    with pytest.raises(DataError, match=r"row 0 \(line 1\) is not valid JSON"):
+        write_lines(tmp_path / "a.jsonl", deep)
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("end", [b"\n", b""])
+def test_a_line_that_is_too_long_is_refused_with_its_number(tmp_path, monkeypatch, suffix, end):
+    monkeypatch.setattr(jsonl, "RUN_BYTES", 64)
+    monkeypatch.setattr(jsonl, "_MAX_LINE_BYTES", 1000)
+    good, empty = b'{"text":"good"}\n', len(b'{"text":""}')
+
+    def write(before, length):
+        data = good * before + b'{"text":"' + b"a" * (length - empty) + b'"}' + end
+        path = tmp_path / f"a.jsonl{suffix}"
+        path.write_bytes(gzip.compress(data) if suffix else data)
+        return path
+
+    for before in (0, 1, 30):
+        assert len(texts_of(open_path(write(before, 1000)))[before]) == 1000 - empty
+        assert Dataset.from_path("d", write(before, 1000)).columns() == {"text": "text"}
+        for length in (1001, 5000):
+            with pytest.raises(DataError, match=rf"row {before} \(line {before + 1}\) is longer than 1,000 bytes"):
+                open_path(write(before, length))
+    with pytest.raises(DataError, match=r"row 0 \(line 1\) is longer than 1,000 bytes"):
+        Dataset.from_path("d", write(0, 1001)).columns()
+
+
+def test_objects_across_lines_cannot_shift_rows(tmp_path):
+    data = b'{"text":"a"}{"text":"b"}\n{"text":\n"c"}\n'
+    with pytest.raises(DataError, match="row 0"):
+        texts_of(write_lines(tmp_path / "a.jsonl", data))
+    with pytest.raises(DataError, match="row 0"):
+        texts_of(write_lines(tmp_path / "b.jsonl", json.dumps([{"text": "a"}], indent=1).encode()))
+
+
+@pytest.mark.parametrize("run_bytes", [16, 64, 1000])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_runs_cover_every_line_once_whatever_the_length_of_lines(tmp_path, monkeypatch, run_bytes, suffix):
+    monkeypatch.setattr(jsonl, "RUN_BYTES", run_bytes)
+    generator = np.random.default_rng(0)
+    for case in range(60):
+        lengths = generator.choice([0, 1, 3, 10, 40, 63, 64, 65, 200], generator.integers(1, 12))
+        texts = ["x" * int(length) for length in lengths]
+        data = b"".join(b'{"text":"%s"}\n' % text.encode() for text in texts)
+        if case % 2:
+            data = data[:-1]
+        path = tmp_path / f"{case}.jsonl{suffix}"
+        path.write_bytes(gzip.compress(data) if suffix else data)
+        dataset = open_path(path)
+        assert texts_of(dataset) == texts
+        catalog = dataset.catalog
+        assert catalog.group_length.sum() == len(data)
+        long_runs = catalog.group_length > run_bytes
+        assert (catalog.group_rows[long_runs] == 1).all()

@@ -1,0 +1,156 @@
+"""What is read before the first batch: datasets, tokenizer, some rows, and how many tokens rows have."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from zephon.config.options import CacheOptions, FaultPolicy, Options, default_workers
+from zephon.curriculum.source import WorkSource
+from zephon.curriculum.tokens import TokenEstimation
+from zephon.data.cache import DecodeCache
+from zephon.data.fetch import open_spans
+from zephon.data.reader import OpenDataset
+from zephon.engine.plan import Fetcher
+from zephon.errors import DataError, PipelineError
+from zephon.ops.documents import DocumentWorker
+from zephon.ops.needs import Needs, columns_needed
+from zephon.ops.pretokenized import Pretokenized
+from zephon.ops.rows import RowOperator
+from zephon.ops.trial import Sample, probe
+from zephon.run.operators import Operators
+from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["Inputs", "measure_ratios", "open_inputs", "sample_texts"]
+
+_log = logging.getLogger("zephon")
+_SAMPLE_BYTES = 256 << 10
+_LOST_LOGGED = 10
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Datasets, tokenizer and samples.
+
+    Attributes:
+        datasets, needs: by dataset, the opened dataset and the columns read of it.
+        chains, samples: by dataset, the row operators with their types, and some rows that went through them.
+        fetch: what reads rows.
+        tokenizer: None where no operator needs one.
+    """
+
+    datasets: tuple[OpenDataset, ...]
+    needs: tuple[Needs, ...]
+    chains: list[list[RowOperator]]
+    samples: list[Sample]
+    fetch: Fetcher
+    tokenizer: Tokenizer | None
+
+
+def open_inputs(source: WorkSource, operators: Operators, options: Options) -> Inputs:
+    """Open the datasets and load the tokenizer, side by side: both mostly run outside the interpreter lock."""
+    cache_options, skips = CacheOptions.from_io_options(options.io_options), options.faults.skips
+    cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
+    chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
+    needs = tuple(
+        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips)
+        for dataset, chain in zip(source.datasets, chains, strict=True)
+    )
+    with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
+        loading = helper.submit(_load_tokenizer, operators.encode)
+        datasets = tuple(
+            dataset.open(
+                list(dict.fromkeys([*need.columns.values(), need.size_column])),
+                size_column=need.size_column,
+                cache=cache,
+                index_dir=cache_options.index_dir,
+                is_text=need.is_text,
+                optional=need.optional,
+                spans=spans,
+                skips=skips,
+            )
+            for dataset, need in zip(source.datasets, needs, strict=True)
+        )
+        if spans is not None:
+            spans.check_limit()
+        for opened in datasets:
+            _check_lost(opened, options.faults)
+        fetch = Fetcher(datasets, [need.columns for need in needs])
+        probed = [probe(chain, fetch.samples(d), source.names[d]) for d, chain in enumerate(chains)]
+        tokenizer = loading.result()
+    for _, _, warning in probed:
+        if warning:
+            _log.warning("%s", warning)
+    chains, samples = [list(operators) for operators, _, _ in probed], [sample for _, sample, _ in probed]
+    return Inputs(datasets, needs, chains, samples, fetch, tokenizer)
+
+
+def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
+    """Refuse a dataset of which more shards are damaged than the budget allows, by the rows that they may have had."""
+    if not dataset.lost:
+        return
+    catalog, lost = dataset.catalog, dataset.lost
+    damaged = sum(shard.size for shard in lost)
+    about = round(catalog.rows * damaged / max(1, int(catalog.shard_sizes.sum()) - damaged))
+    rows = catalog.rows + about
+    if about > faults.allowed(rows):
+        raise DataError(
+            f'dataset "{dataset.name}": {len(lost)} of {catalog.n_shards} shards cannot be read, by their size about '
+            f"{about:,} of {rows:,} rows, and {faults.described(rows)}; repair them or raise the budget; the first: "
+            f"{lost[0].reason}"
+        )
+    for shard in lost[:_LOST_LOGGED]:
+        _log.warning('dataset "%s": shard %s is left out: %s', dataset.name, shard.name, shard.reason)
+
+
+def _load_tokenizer(encode: Sequence[Any]) -> Tokenizer | None:
+    """The one tokenizer that the operators name."""
+    wanted = [op for op in encode if not (isinstance(op, Pretokenized) and op.tokenizer_id is None)]
+    named = {str(operator.tokenizer_id): operator for operator in wanted}
+    if len(named) > 1:
+        raise PipelineError(f"the operators name several tokenizers ({', '.join(named)}); a model has one.")
+    for operator in named.values():
+        return load_tokenizer(operator.tokenizer_id, backend=operator.backend)
+    return None
+
+
+def sample_texts(worker: DocumentWorker, samples: Sequence[Sample]) -> list[str]:
+    """Some documents of every dataset, for the tokenizer's self-check."""
+    texts: list[str] = []
+    for d, sample in enumerate(samples):
+        budget = _SAMPLE_BYTES
+        for text in worker.texts(d, sample.table):
+            if budget > 0:
+                texts.append(text[:budget])
+                budget -= len(text)
+    return texts
+
+
+def measure_ratios(
+    source: WorkSource, inputs: Inputs, worker: DocumentWorker, known: Mapping[str, float]
+) -> dict[str, float]:
+    """Tokens per row by dataset name, measured where they are not known.
+
+    With one dataset and no schedule nothing depends on it, so nothing is measured.
+    """
+    datasets, estimation = inputs.datasets, source.estimation
+    if not source.counts_tokens or estimation is None:
+        counted = dict(zip(source.names, TokenEstimation.bytes_per_row(datasets), strict=True))
+        return {**counted, **known}
+
+    def measured(number: int) -> float:
+        def count(table: pa.Table) -> int:
+            return worker.count(number, inputs.fetch.named(number, table))
+
+        if (ratio := known.get(source.names[number])) is not None:
+            return ratio
+        size_column = inputs.needs[number].size_column
+        return estimation.tokens_per_row(datasets[number], size_column, count, seed=source.seed)
+
+    with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
+        return dict(zip(source.names, pool.map(measured, range(len(datasets))), strict=True))
