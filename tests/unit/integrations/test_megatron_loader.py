@@ -224,9 +224,9 @@ class TestTokenizer:
             check_special_tokens(args, theirs)
         args.padded_vocab_size = 512
         theirs.eod += 1
-        with pytest.raises(TokenizerError, match=r"has eos_id \d+ for the trainer"):
+        with pytest.raises(TokenizerError, match=r"eos_id is \d+ for the trainer"):
             check_special_tokens(args, theirs)
-        theirs.vocab_size = 300
+        theirs.eod, theirs.vocab_size = theirs.eod - 1, 300
         with pytest.raises(TokenizerError, match=r"has 400 tokens, Megatron's .* has 300"):
             check_special_tokens(args, theirs)
 
@@ -568,7 +568,7 @@ class TestHistory:
             read_history([tmp_path])
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_launchers_print_their_help_and_refuse_recipes_that_are_not_there():
     def run(launcher, *args):
         command = [sys.executable, "-m", f"megatron_zephon.{launcher}", *args]

@@ -72,8 +72,8 @@ def check_tokenizer(
         actual = getattr(tokenizer, name)
         if expected is not None and actual is not None and expected != actual:
             raise TokenizerError(
-                f"the tokenizer in {path!r} has {name} {expected} for the trainer and {actual} for Zephon; correct its "
-                "tokenizer_config.json or tokenizer.json, which do not agree."
+                f"{name} is {expected} for the trainer's tokenizer and {actual} for the one in {path!r}. Name the same "
+                "one for both, or correct its tokenizer_config.json or tokenizer.json."
             )
     return tokenizer
 
