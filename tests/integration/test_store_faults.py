@@ -50,6 +50,11 @@ FEW = ("parquet", "jsonl.gz", "megatron/uint16")
 # Formats in which damage shows: Parquet with page checksums, gzip, bzip2; others have nothing to tell by.
 CHECKED_FORMATS = ("parquet", "jsonl.gz", "jsonl.bz2", "webdataset/packed")
 MOMENTS = ("first read", "middle", "after a resume")
+# Every format in the middle of a run, the few at every moment; the rest of the matrix is deep.
+MATRIX = [
+    pytest.param(fmt, moment, marks=[] if moment == "middle" or fmt in FEW else pytest.mark.deep)
+    for fmt, moment in itertools.product(FORMATS, MOMENTS)
+]
 BATCH = 4
 SHARDS, ROWS, STEPS, MOST_STEPS = 8, 10, 8, 40
 FAULTS = {
@@ -175,8 +180,7 @@ def disturbed(corpora, s3, fmt: str, moment: str, tokenizer, fault: web.Fault, e
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("moment", MOMENTS)
-@pytest.mark.parametrize("fmt", FORMATS)
+@pytest.mark.parametrize(("fmt", "moment"), MATRIX)
 def test_all_faults_that_pass_one_after_another_leave_the_stream_as_it_is(
     corpora, s3, undisturbed, tiny_tokenizer, monkeypatch, fmt, moment
 ):
@@ -187,6 +191,7 @@ def test_all_faults_that_pass_one_after_another_leave_the_stream_as_it_is(
     assert met.keys() == FAULTS.keys()
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("name", FAULTS)
@@ -222,6 +227,7 @@ LASTING = {
 }
 
 
+@pytest.mark.deep
 @pytest.mark.usefixtures("impatient")
 @pytest.mark.parametrize("moment", MOMENTS)
 @pytest.mark.parametrize("fmt", FEW)
@@ -291,7 +297,7 @@ def test_credentials_that_are_renewed_in_time_let_the_run_go_on(corpora, s3, und
         return response
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "old-key")
-    monkeypatch.setattr("zephon.data.store._stores", {})
+    monkeypatch.setattr("zephon.data.clients._stores", {})
     assert disturbed(corpora, s3, "parquet", "middle", tiny_tokenizer, only_new) == undisturbed("parquet")
     assert refused
 

@@ -55,9 +55,6 @@ def curriculum(sizes, stages, *, lanes, chunk_size, endings=None, ratios=None, s
     )
 
 
-endings_drawn = st.builds(Ending, st.integers(1, 3), st.booleans())
-
-
 @st.composite
 def runs(draw, endings=False):
     """Sizes, stages, lanes, chunk size, tokens per row and endings."""

@@ -78,8 +78,8 @@ def test_a_damaged_index_entry_is_passed_over_and_a_foreign_index_refused(tmp_pa
         ({}, "either step or sequence_number"),
         ({"step": 1, "sequence_number": 8}, "either step or sequence_number"),
         ({"sequence_number": 6}, "multiple of 4"),
-        ({"sequence_number": -4}, "at least 0"),
-        ({"step": "one"}, "step is 'one'"),
+        ({"sequence_number": -4}, "expected an integer from 0"),
+        ({"step": "one"}, 'step is "one"'),
         ({"step": 1, "global_batch": 6}, "global batch of 6"),
     ],
 )

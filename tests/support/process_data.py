@@ -34,23 +34,25 @@ def wait_until(what, seconds=60):
 
 def dies_once(row):
     """Ends its process at row 5, unless the file says that it has done so before."""
-    if row["number"] == 5 and "DIED" in os.environ:
-        path = Path(os.environ["DIED"])
-        if not path.exists():
-            path.write_text("")
-            os.kill(os.getpid(), signal.SIGKILL)
+    if row["number"] == 5 and "DIED" in os.environ and not (path := Path(os.environ["DIED"])).exists():
+        path.write_text("")
+        os.kill(os.getpid(), signal.SIGKILL)
     return row
+
+
+def _in_worker():
+    return os.environ.get("PARENT", str(os.getpid())) != str(os.getpid())
 
 
 def dies(row):
     """Ends its process at row 5, in worker processes."""
-    if row["number"] == 5 and "PARENT" in os.environ and os.environ["PARENT"] != str(os.getpid()):
+    if row["number"] == 5 and _in_worker():
         os.kill(os.getpid(), signal.SIGKILL)
     return row
 
 
 def exits(row):
-    if row["number"] == 5 and "PARENT" in os.environ and os.environ["PARENT"] != str(os.getpid()):
+    if row["number"] == 5 and _in_worker():
         raise SystemExit(3)
     return row
 

@@ -6,21 +6,21 @@ import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
-import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
-from zephon.config.keys import refuse_unknown
+from zephon.config.keys import check, refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology
 from zephon.curriculum.continued import NO_CUT
 from zephon.curriculum.source import WorkSource
 from zephon.engine.takeover import cuts_of
-from zephon.errors import Change, CheckpointError, PipelineError
+from zephon.errors import CheckpointError, PipelineError
 from zephon.ops.base import PackCounts
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
@@ -36,7 +36,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
-from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint, names_of_changes
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
 from zephon.run.report import Account, LeftOver, Mixture, Packing, mixture_of, packing_of
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
 
 _log = logging.getLogger("zephon")
-_MOST = 1 << 50
+_Number = Annotated[int, Meta(ge=0, le=1 << 50, title="an integer from 0 to 2**50")]
 
 
 class Pipeline:
@@ -220,7 +220,7 @@ class Pipeline:
             self._move(self._beginning(), 0)
         self._live_stream()
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
-        return iter(self._next_batch, None)
+        return iter(lambda: next(self._live_stream(), None), None)
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -264,21 +264,7 @@ class Pipeline:
 
     def checkpoint(self) -> dict[str, Any]:
         """The place in the stream after the last batch handed out, as JSON types. Does not disturb the stream."""
-        compiled = self.compiled
-        starts, cursor = self._place()
-        rounds, extra = divmod(cursor, compiled.topology.width)
-        return RunState(
-            fingerprint=compiled.fingerprint,
-            tokens_per_row=compiled.tokens_per_row,
-            lanes_total=compiled.topology.lanes,
-            lanes=starts,
-            rounds=rounds,
-            extra=extra,
-            dp_degree=compiled.topology.dp_degree,
-            dp_group_id=compiled.topology.dp_group_id,
-            skipped=self._skipped,
-            earlier=compiled.earlier,
-        ).to_dict()
+        return self.compiled.state(*self._place(), self._skipped).to_dict()
 
     def restore(
         self,
@@ -302,12 +288,11 @@ class Pipeline:
                 pipeline stays as it was.
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
-        allow = _names(allow_changes)
+        allow = names_of_changes(allow_changes, remedy)
         takes_over = len(read.earlier) < self._source.generations
         earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
         compiled = self._compiled_with(ratios, earlier)
         check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
-        accepted: list[Change] = []
         if not takes_over:
             accepted = check_fingerprint(
                 read.fingerprint,
@@ -317,11 +302,11 @@ class Pipeline:
                 remedy=remedy,
                 explain=compiled.describe_growth,
             )
+            for change in accepted:
+                _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
-        for change in accepted:
-            _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
         # Ranges asked for before restoring stay; those of the run so far are added.
@@ -350,22 +335,19 @@ class Pipeline:
         """
         if (step is None) == (sequence_number is None):
             raise PipelineError("seek needs either step or sequence_number.")
-        step, sequence_number = _count("seek step", step), _count("seek sequence_number", sequence_number)
         compiled = self.compiled
         lanes = compiled.topology.lanes
-        if step is not None:
+        if step is None:
+            number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
+        else:
             batch = self._options.global_batch if global_batch is None else global_batch
             if batch is None:
                 raise PipelineError("seek(step=...) needs the number of records per step: pass global_batch.")
             Topology(lanes, global_batch=batch)
-            sequence_number = step * batch
-        assert sequence_number is not None
-        if sequence_number % lanes:
-            raise PipelineError(
-                f"seek is asked for record {sequence_number}; with {lanes} lanes a round starts at every multiple of "
-                f"{lanes}, from 0."
-            )
-        rounds = sequence_number // lanes
+            number = batch * check(_Number, step, "seek step", PipelineError)
+        rounds, extra = divmod(number, lanes)
+        if extra:
+            raise PipelineError(f"seek sequence_number is {number}; expected a multiple of {lanes} (lanes).")
         starts = self._beginning()
         if self._options.flush_index is not None:
             index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
@@ -382,7 +364,8 @@ class Pipeline:
         Raises:
             PipelineError: the range is empty or has been entered.
         """
-        first, last = _count("first_step", first_step), _count("last_step", last_step)
+        first = check(_Number, first_step, "first_step", PipelineError)
+        last = check(_Number, last_step, "last_step", PipelineError)
         compiled = self.compiled
         per_step = compiled.topology.rounds_per_step
         if per_step is None:
@@ -390,7 +373,7 @@ class Pipeline:
                 "skip counts steps, so it needs the number of records per step: options(global_batch=...)."
             )
         reached = -(-self._place()[1] // (compiled.topology.width * per_step))
-        if first is None or last is None or not reached <= first < last:
+        if not reached <= first < last:
             raise PipelineError(
                 f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
                 "second number must be above the first."
@@ -461,15 +444,10 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            compiled, agreed = self.compiled, -1
-            if self._position is None and self._account is not None:
-                agreed = self._account.agreed
-            self._stream = BatchStream(compiled, *self._place(), self._skipped, agreed)
+            agreed = self._account.agreed if self._account and self._position is None else -1
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, agreed)
             self._position = None
         return self._stream
-
-    def _next_batch(self) -> SampleBatch | None:
-        return next(self._live_stream(), None)
 
     def _last(self) -> Account | None:
         """The account of the stream, or of the last one."""
@@ -519,21 +497,3 @@ def _operator(kind: Any, *args: Any, **options: Any) -> Any:
     name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
     refuse_unknown(options, known, f"option of {name}", PipelineError)
     return kind(*args, **options)
-
-
-def _names(allow_changes: Any) -> set[str]:
-    """The names in `allow_changes`, one name as a set of one."""
-    if isinstance(allow_changes, str):
-        return {allow_changes}
-    if not isinstance(allow_changes, Collection) or not all(isinstance(name, str) for name in allow_changes):
-        raise CheckpointError(f"allow_changes is {allow_changes!r}; a list of names of differences is needed.")
-    return set(allow_changes)
-
-
-def _count(name: str, value: Any) -> int | None:
-    """`value` as a whole number from 0, or None as it is."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0):
-        raise PipelineError(f"{name} is {value!r}; a whole number of at least 0 is needed.")
-    if value is not None and value >= _MOST:
-        raise PipelineError(f"{name} is {value}; no run is that long.")
-    return None if value is None else int(value)

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
+from functools import cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -135,16 +136,15 @@ def expectation(kind: Any) -> str:
 # Declarations
 
 
-def key(default: Any = MISSING, doc: str = "", *, decides_data: bool = True, kw_only: Any = MISSING) -> Any:
+def key(default: Any = MISSING, doc: str = "", *, decides_data: bool = True) -> Any:
     """The field of a key.
 
     Args:
         default: the value where the key is not given, which None stands for; a key without it has to be given.
         doc: what the key means.
         decides_data: whether another value gives other records; else the key is about speed, memory or reports.
-        kw_only: as in `dataclasses.field`.
     """
-    return field(default=default, kw_only=kw_only, metadata={"doc": doc, "decides_data": decides_data})
+    return field(default=default, metadata={"doc": doc, "decides_data": decides_data})
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ class Key:
         """Whether it has to be given."""
         return self.default is MISSING
 
-    @property
+    @cached_property
     def is_path(self) -> bool:
         """Whether its values are paths."""
         return "path" in _extra(self.kind)
@@ -226,9 +226,9 @@ def check_keys(instance: Any, error: type[ZephonError] = RecipeError, prefix: st
         value = getattr(instance, each.name)
         if value is None and not each.required:
             value = each.default
+            object.__setattr__(instance, each.name, value)
         if value is not each.default:
-            value = check(each.kind, value, prefix + each.name, error)
-        object.__setattr__(instance, each.name, value)
+            object.__setattr__(instance, each.name, check(each.kind, value, prefix + each.name, error))
 
 
 def refuse_unknown(

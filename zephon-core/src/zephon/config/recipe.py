@@ -167,16 +167,16 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
         object.__setattr__(self, "schedule", stages)
         if not sources:
             raise RecipeError("sources is missing; add a [[sources]] table with name and path for each dataset.")
-        names: list[str] = []
+        names: dict[str, int] = {}
         for nth, source in enumerate(sources, start=1):
             if not isinstance(source, SourceRecipe):
                 raise RecipeError(f"source {nth} is {seen(source)}; expected a SourceRecipe.")
             if source.name in names:
                 raise RecipeError(
-                    f"source {nth} has the name {quote(source.name)}, which source {names.index(source.name) + 1} has "
-                    "too; expected a name of its own for each source."
+                    f"source {nth} has the name {quote(source.name)}, which source {names[source.name]} has too; "
+                    "expected a name of its own for each source."
                 )
-            names.append(source.name)
+            names[source.name] = nth
             if stages and source.weight != 1.0:
                 raise RecipeError(
                     f"source {quote(source.name)} has the weight {source.weight:g}, and the schedule has the mixture; "
@@ -184,7 +184,7 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
                 )
         check_weights({source.name: source.weight for source in sources})
         if stages:
-            check_schedule(stages, names)
+            check_schedule(stages, list(names))
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:

@@ -49,7 +49,7 @@ class OrderSettings:
 
     shuffle_shards: bool = key(True, "Permute the segments (row groups, or smaller parts) of a source in each pass.")
     shuffle_within_shard: bool = key(True, "Permute the rows inside a shuffle block.")
-    shuffle_block_size: Positive | Literal["auto", "global", "none"] = key(
+    shuffle_block_size: Annotated[int, Meta(ge=1, le=1 << 48)] | Literal["auto", "global", "none"] = key(
         "auto",
         'Rows that are permuted together, over all lanes: a number, "auto" (32 MiB of text), "global" (the whole '
         'source) or "none".',

@@ -4,8 +4,8 @@ A lane follows the earlier curriculum up to its cut, so many rows into some chun
 on. The new one begins every dataset at the row of its order that the lane has come to, so a dataset that stays loses no
 row and repeats none. Chunks go on being counted, so every place of the run keeps its name.
 
-Where a lane is cut is decided once, when the run is taken over, and kept in its states: at the first place after the
-records already used that a lane can be entered at, since the records up to there are made of rows before it.
+The cut of a lane is decided once, when the run is taken over, and kept in its states: the first place after the records
+already used at which the lane can be entered, since the records up to there are made of rows before it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Continued:
     Args:
         before: the earlier curriculum.
         place: int64[n_datasets of `before`], their indices in the new one.
-        cuts: where lanes are cut; a lane without a cut cannot be asked for.
+        cuts: where lanes are cut; a lane without a cut raises a `CheckpointError`.
     """
 
     def __init__(self, before: AnyCurriculum, place: Sequence[int], cuts: Cuts) -> None:
@@ -108,14 +108,10 @@ class Continued:
         return self._cuts[lane]
 
     def _moved(self, counts: Sequence[int]) -> list[int]:
-        made = [0] * self._new_size
+        moved = [0] * self._new.n_datasets
         for d, count in zip(self._place.tolist(), counts, strict=True):
-            made[d] = count
-        return made
-
-    @property
-    def _new_size(self) -> int:
-        return self._new.n_datasets
+            moved[d] = count
+        return moved
 
 
 AnyCurriculum = Curriculum | Continued
@@ -153,6 +149,8 @@ def curriculum_of(
         cuts=cuts[:-1],
     )
     place = [source.names.index(name) for name in source.continues.names]
-    made = Continued(before, place, cuts[-1] if cuts else {})
-    made.go_on_with(source.curriculum(datasets, ratios, lanes=lanes, tokens_per_step=tokens_per_step, taken=made.taken))
-    return made
+    continued = Continued(before, place, cuts[-1] if cuts else {})
+    continued.go_on_with(
+        source.curriculum(datasets, ratios, lanes=lanes, tokens_per_step=tokens_per_step, taken=continued.taken)
+    )
+    return continued

@@ -32,7 +32,6 @@ import numpy as np
 from zephon.curriculum.order import DatasetOrder
 from zephon.curriculum.permute import derive_key, hash64, mix_key, shuffled_indices
 from zephon.curriculum.schedule import Span
-from zephon.errors import RecipeError
 
 __all__ = ["Chunk", "Curriculum", "Ending", "row_weights"]
 
@@ -258,8 +257,6 @@ class Curriculum:
         tokens_per_row: Sequence[float] | None = None,
         taken: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        if chunk_size < 1:
-            raise RecipeError(f"chunk_size is {chunk_size}; a whole number of at least 1 is needed.")
         self._orders = list(orders)
         self._lanes = lanes
         self._endings = list(endings) if endings is not None else [Ending(None if repeat else 1)] * len(orders)
@@ -334,20 +331,20 @@ class Curriculum:
         """Rows of each dataset that `lane` has taken before chunk `index`, those of an earlier curriculum included."""
         segment = _segment(self._route_of(lane), index)
         taken = self._taken(lane) if self._taken is not None else None
-        made = []
+        rows = []
         for d, ending in enumerate(self._endings):
             before = 0 if taken is None else int(taken[d])
             limit = None if ending.passes is None else self._orders[d].rows_of_lane(lane, ending.passes)
             if segment.ended[d] and limit is not None:
-                made.append(max(before, limit))
+                rows.append(max(before, limit))
                 continue
             target = before + self._target(segment, lane, d, index)
-            made.append(target if limit is None else max(before, min(target, limit)))
-        return made
+            rows.append(target if limit is None else max(before, min(target, limit)))
+        return rows
 
     def rows_due(self, index: int, part: float = 0.0) -> list[float]:
-        """Rows of each dataset that are due per lane by some part of the way through chunk `index`: a forecast, which
-        no lane is further than a row from. Not to be asked of a curriculum that took over."""
+        """Rows of each dataset due per lane by some part of the way through chunk `index`: a forecast, within a row of
+        each lane. Not for a curriculum that takes over."""
         assert self._common is not None
         segment = _segment(self._common, index)
         begin, end = segment.time(index), segment.time(index + 1)
@@ -371,11 +368,11 @@ class Curriculum:
         limits = self._limits(lane)
 
         def due(x: int) -> list[int]:
-            made = []
+            counts = []
             for d, base in enumerate(segment.base):
                 count, limit = base + segment.curve.due(d, x), limits[d]
-                made.append((int(before[d]) << 16) + ((count if limit is None else min(count, limit)) >> 24))
-            return made
+                counts.append((int(before[d]) << 16) + ((count if limit is None else min(count, limit)) >> 24))
+            return counts
 
         first, last = due(begin), due(end)
         ends = any(
@@ -431,17 +428,17 @@ class Curriculum:
                 return self._grids[key]
         begin, end = segment.time(index), segment.time(index + 1)
         times = [begin + ((end - begin) * k >> _GRID_BITS) for k in range((1 << _GRID_BITS) + 1)]
-        made: list[np.ndarray | None] = []
+        grid: list[np.ndarray | None] = []
         for d in range(len(self._orders)):
             due = [segment.curve.due(d, x) for x in times]
             whole = due[-1] - due[0]
             flat = not whole or segment.curve.is_flat(d)
-            made.append(None if flat else np.array([((each - due[0]) << 32) // whole for each in due], dtype=np.uint64))
+            grid.append(None if flat else np.array([((each - due[0]) << 32) // whole for each in due], dtype=np.uint64))
         with self._lock:
             while len(self._grids) >= 8:
                 self._grids.pop(next(iter(self._grids)))
-            self._grids[key] = made
-        return made
+            self._grids[key] = grid
+        return grid
 
     def _route(self, limits: Sequence[int | None]) -> _Route:
         """The segments of a run in which each dataset ends at so many rows << 40, or never."""

@@ -69,8 +69,8 @@ def spans_of(stages: Sequence[Stage], names: Sequence[str], tokens_per_step: int
         until = starts[nth] if nth < len(starts) else None
         wanted = _shares(stage, names)
         if stage.change != "constant":
-            told = stage.end(tokens_per_step)
-            end = until if told is None else told
+            own = stage.end(tokens_per_step)
+            end = until if own is None else own
             assert end is not None
             if end <= start:
                 raise RecipeError(
@@ -125,7 +125,7 @@ def _half_cosine(pieces: int) -> list[int]:
         cos = math.isqrt((one + turn_cos[-1]) * one // 2)
         turn_sin.append(math.isqrt(one * one - cos * cos))
         turn_cos.append(cos)
-    made = []
+    heights = []
     for k in range(pieces + 1):
         angle = (k << halvings) // pieces  # of 2**halvings in half a circle
         cos, sin = one, 0
@@ -133,8 +133,8 @@ def _half_cosine(pieces: int) -> list[int]:
             if angle >> (halvings - bit) & 1:
                 c, s = turn_cos[bit], turn_sin[bit]
                 cos, sin = (cos * c - sin * s) // one, (sin * c + cos * s) // one
-        made.append(min(SHARE_ONE, max(0, (one - cos) * SHARE_ONE // (2 * one))))
-    return made
+        heights.append(min(SHARE_ONE, max(0, (one - cos) * SHARE_ONE // (2 * one))))
+    return heights
 
 
 def shares_between(spans: Sequence[Span], begin: int, end: int) -> list[int]:

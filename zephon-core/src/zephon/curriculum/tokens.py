@@ -10,9 +10,10 @@ import pyarrow as pa
 
 from zephon.columns.arrow import byte_lengths, int64_array
 from zephon.columns.damage import split_damaged
+from zephon.config.keys import Size, check_keys, key
 from zephon.curriculum.permute import derive_key, shuffled_indices
 from zephon.data.reader import OpenDataset
-from zephon.errors import DataError, RecipeError
+from zephon.errors import DataError
 
 __all__ = ["TokenEstimation"]
 
@@ -32,11 +33,10 @@ class TokenEstimation:
         sample_bytes: text to tokenize per dataset, in bytes.
     """
 
-    sample_bytes: int = 16 << 20
+    sample_bytes: Size = key(16 << 20, "Text to tokenize per dataset.")
 
     def __post_init__(self) -> None:
-        if isinstance(self.sample_bytes, bool) or not isinstance(self.sample_bytes, int) or self.sample_bytes < 1:
-            raise RecipeError(f"TokenEstimation sample_bytes is {self.sample_bytes!r}; at least 1 byte is needed.")
+        check_keys(self)
 
     def tokens_per_row(
         self, dataset: OpenDataset, text_field: str, count_tokens: Callable[[pa.Table], int], *, seed: int
@@ -75,8 +75,8 @@ class TokenEstimation:
             text_bytes += int(lengths[rows[:taken]].sum())
         if not tokens:
             raise DataError(
-                f'dataset "{dataset.name}": no row has text in column "{text_field}"; '
-                "a dataset that yields no tokens cannot be given a share of a mixture."
+                f'dataset "{dataset.name}": no row has text in column "{text_field}"; expected some tokens from every '
+                "dataset of a mixture."
             )
         ratio = tokens / text_bytes * group_text_bytes / catalog_bytes
         return ratio * catalog.bytes / catalog.rows

@@ -117,7 +117,9 @@ class Dataset:
             raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
         return cls(name, None, None, text_field, table, group)
 
-    def columns(self, index_dir: Path | None = None, *, skips: bool = False) -> dict[str, str | None]:
+    def columns(
+        self, index_dir: Path | None = None, *, skips: bool = False, spans: Spans | None = None
+    ) -> dict[str, str | None]:
         """The columns of the first file, by name, before anything is opened.
 
         JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
@@ -126,6 +128,7 @@ class Dataset:
         Args:
             index_dir: as for `open`; ranks of a job list a store once with it.
             skips: pass over what is damaged: bad rows, and files of which nothing can be read.
+            spans: fetches, and keeps, what lies in stores.
 
         Raises:
             DataError: nothing at the path, or a damaged file.
@@ -133,11 +136,11 @@ class Dataset:
         if self.table is not None:
             return dict.fromkeys(self.table.column_names)
         with self._listed(index_dir) as (found, path):
-            fmt, listing = select_format(found, self.fmt, path)
+            fmt, listing = select_format(found, self.fmt, path, spans)
         first: Damaged | None = None
         for number in range(len(listing.names)):
             try:
-                return fmt.columns_of(listing.file(number))
+                return fmt.columns_of(listing.file(number, spans))
             except Damaged as error:
                 if not skips:
                     raise

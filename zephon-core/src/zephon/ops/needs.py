@@ -9,6 +9,7 @@ from typing import Any
 
 from zephon.data.columns import has_column, physical_columns
 from zephon.data.dataset import Dataset
+from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.tokenize import Tokenize
@@ -41,8 +42,9 @@ def columns_needed(
     encode: Any,
     index_dir: Path | None = None,
     skips: bool = False,
+    spans: Spans | None = None,
 ) -> Needs:
-    """Walk through the operators for a dataset; for `index_dir` and `skips` see `Dataset.columns`.
+    """Walk through the operators for a dataset; for `index_dir`, `skips` and `spans` see `Dataset.columns`.
 
     Columns read before any function of the user's has run must be there. What is read after one may be of its making,
     so it is read where it is there; what is missing then comes to light when the operators are tried, before the run.
@@ -57,7 +59,7 @@ def columns_needed(
         renamed = {encode.field: document}
     else:
         renamed = {}
-    present = dataset.columns(index_dir, skips=skips)
+    present = dataset.columns(index_dir, skips=skips, spans=spans)
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     is_loose = any(kind is not None for kind in present.values())

@@ -39,7 +39,7 @@ from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import describe_growth, fingerprint_of
 from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
 from zephon.run.operators import Operators
-from zephon.run.state import Earlier
+from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
 
@@ -138,6 +138,23 @@ class Compiled:
         block_records = max(1, self.ready_records // 2)
         setup = EngineSetup(self.plan, self.options.runner, self.workers, starts, block_records, on_window, on_fault)
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
+
+    def state(self, starts: Mapping[int, LaneStart], cursor: int, skipped: Sequence[tuple[int, int]]) -> RunState:
+        """The state of this group where its lanes start at `starts`, `cursor` of its records have been used, and
+        ranges of rounds are left out."""
+        rounds, extra = divmod(cursor, self.topology.width)
+        return RunState(
+            fingerprint=self.fingerprint,
+            tokens_per_row=self.tokens_per_row,
+            lanes_total=self.topology.lanes,
+            lanes=starts,
+            rounds=rounds,
+            extra=extra,
+            dp_degree=self.topology.dp_degree,
+            dp_group_id=self.topology.dp_group_id,
+            skipped=skipped,
+            earlier=self.earlier,
+        )
 
     def describe_growth(self, field: str, before: Any) -> str:
         """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""

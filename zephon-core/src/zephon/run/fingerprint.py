@@ -28,6 +28,7 @@ __all__ = [
     "check_ranks_agree",
     "describe_growth",
     "fingerprint_of",
+    "names_of_changes",
     "number_ranges",
     "schedule_of",
 ]
@@ -217,6 +218,15 @@ def check_fingerprint(
     if refused := [change for change in changes if change.name not in allow]:
         raise CheckpointError(where, refused, remedy)
     return changes
+
+
+def names_of_changes(allow: Any, remedy: str = "allow_changes") -> set[str]:
+    """The names in an option that accepts changes; one name stands for a list of one."""
+    if isinstance(allow, str):
+        return {allow}
+    if not isinstance(allow, Collection) or not all(isinstance(name, str) for name in allow):
+        raise CheckpointError(f"{remedy} is {allow!r}; expected a list of names of changes.")
+    return set(allow)
 
 
 def check_allowed(

@@ -58,7 +58,7 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
     cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
     chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
     needs = tuple(
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips)
+        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips, spans)
         for dataset, chain in zip(source.datasets, chains, strict=True)
     )
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:

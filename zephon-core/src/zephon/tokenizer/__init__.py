@@ -16,3 +16,7 @@ One definition (a tokenizer.json), three libraries that can run it. The fastest 
     cutting     very long documents
     tokenizer   `load_tokenizer` and `Tokenizer`
 """
+
+from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
+
+__all__ = ["Tokenizer", "load_tokenizer"]

@@ -1,5 +1,7 @@
 """What a model's files say about conversations: its chat templates, and its special tokens by name."""
 
+from __future__ import annotations
+
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

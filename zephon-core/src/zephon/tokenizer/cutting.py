@@ -11,6 +11,8 @@ place (one endless word, languages without spaces), the cut is between two chara
 of the uncut document at that point, once per mebibyte.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
 import numpy as np

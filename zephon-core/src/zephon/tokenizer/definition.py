@@ -6,6 +6,8 @@ checked, and what the libraries get is written anew: no truncation, no padding, 
 with a role (BOS, EOS, ...) marked special, which is what keeps text that spells it text.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from dataclasses import dataclass
@@ -19,8 +21,7 @@ from zephon.tokenizer.load import TokenizerFiles
 from zephon.tokenizer.specials import declared_token, inferred_tokens, named_special_tokens
 
 MAX_ID = (1 << 24) - 1
-MAX_DEPTH = 32  # of normalizer, pre_tokenizer and decoder; published ones reach 5
-MAX_TEXT = 1 << 16  # characters of one string in them, or of one added token
+MAX_TEXT = 1 << 16  # characters of one string in normalizer, pre_tokenizer or decoder, or of one added token
 
 TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
 Tree = dict[str, Any]
@@ -34,6 +35,27 @@ class _AddedToken(msgspec.Struct):
     rstrip: bool
     normalized: bool
     special: bool
+
+
+class _Model(msgspec.Struct):
+    vocab: (
+        Annotated[dict[str, TokenId], msgspec.Meta(min_length=1)]
+        | Annotated[list[tuple[str, float]], msgspec.Meta(min_length=1)]
+    )
+    merges: list[str | tuple[str, str]] = []
+    dropout: float | None = None
+    continuing_subword_prefix: str | None = None
+
+
+class _File(msgspec.Struct):
+    """What is used here of a tokenizer.json; the library that encodes checks the rest."""
+
+    model: _Model
+    added_tokens: list[_AddedToken] | None = None
+    normalizer: dict[str, Any] | None = None
+    pre_tokenizer: dict[str, Any] | None = None
+    decoder: dict[str, Any] | None = None
+    post_processor: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -87,8 +109,7 @@ def read_definition(files: TokenizerFiles) -> tuple[TokenizerDefinition, Tree]:
         )
         if data is not None
     ]
-    _check_structure(tree, label)
-    token_to_id = _token_ids(tree, label)
+    token_to_id = _checked(tree, label)
 
     inferred = inferred_tokens(tree)
     ends: list[tuple[str | None, int | None]] = []
@@ -129,115 +150,67 @@ def _parse(data: bytes, label: str, filename: str) -> Tree:
     except ValueError as error:
         raise TokenizerError(f"{filename} of {label!r} is not valid JSON ({error}); fetch or save it again") from None
     if not isinstance(tree, dict):
-        raise TokenizerError(f"{filename} of {label!r} holds a JSON {_kind(tree)}; expected an object")
+        raise TokenizerError(f"{filename} of {label!r} holds a JSON {type(tree).__name__}; expected an object")
     return tree
 
 
-def _check_structure(tree: Tree, label: str) -> None:
-    """Check the types of the sections that are used here, and fill in the optional ones."""
-
-    def refuse(where: str, found: object, expected: str) -> TokenizerError:
-        return TokenizerError(
-            f"tokenizer.json of {label!r} has {_kind(found)} as {where}; expected {expected}, as written by tokenizers"
-        )
-
-    model = tree.get("model")
-    if not isinstance(model, dict):
-        raise refuse("model", model, "an object")
-    if not isinstance(model.get("vocab"), dict | list) or not model["vocab"]:
-        raise refuse("model.vocab", model.get("vocab"), "a vocabulary that is not empty")
-    _check_merges(model, label)
-    dropout = model.get("dropout")
-    if dropout is not None and (isinstance(dropout, bool) or not isinstance(dropout, int | float)):
-        raise refuse("model.dropout", dropout, "null")
-    if dropout and dropout != 1:
-        raise TokenizerError(
-            f"tokenizer.json of {label!r} has model.dropout {dropout}, which makes ids random; set it to null"
-        )
-    if "type" not in model and "merges" in model:
-        model["type"] = "BPE"  # files of the first years, GPT-2's among them, leave it out
-    for section in ("normalizer", "pre_tokenizer", "decoder", "post_processor"):
-        part = tree.setdefault(section, None)
-        if part is not None and not isinstance(part, dict):
-            raise refuse(section, part, "an object or null")
-        _check_depth(part, section, label)
-    added = tree.get("added_tokens")
+def _checked(tree: Tree, label: str) -> dict[str, int]:
+    """Check a tokenizer.json, fill in its optional sections, and give every token's id, added tokens included."""
     try:
-        entries = msgspec.convert([] if added is None else added, list[_AddedToken])
+        file = msgspec.convert(tree, _File)
     except ValueError as error:
         raise TokenizerError(
-            f"added_tokens in tokenizer.json of {label!r} is not usable ({_detail(error)}); save the tokenizer again"
+            f"tokenizer.json of {label!r} is not usable ({str(error).replace(' - at `$', ' at `')}); expected a file "
+            "as written by tokenizers, with ids below 2**24"
         ) from None
-    tree["added_tokens"] = [msgspec.to_builtins(entry) for entry in entries]
-
-
-def _check_merges(model: Tree, label: str) -> None:
-    merges = model.get("merges", [])
-    try:
-        if merges and isinstance(merges, list) and isinstance(merges[0], str):
-            pairs = [tuple(merge.split(" ", 1)) for merge in msgspec.convert(merges, list[str])]
-        else:
-            pairs = msgspec.convert(merges, list[tuple[str, str]])
-    except ValueError as error:
+    model = file.model
+    if model.dropout and model.dropout != 1:
         raise TokenizerError(
-            f"model.merges in tokenizer.json of {label!r} is not usable ({_detail(error)}); expected pairs of tokens"
-        ) from None
+            f"tokenizer.json of {label!r} has model.dropout {model.dropout}, which makes ids random; set it to null"
+        )
     # tokenizers cuts this prefix off without looking, through the middle of a character if need be, and aborts.
-    prefix = model.get("continuing_subword_prefix") or ""
-    if prefix and not all(isinstance(prefix, str) and pair[-1].startswith(prefix) for pair in pairs):
+    prefix = model.continuing_subword_prefix
+    seconds = (merge.split(" ", 1)[-1] if isinstance(merge, str) else merge[1] for merge in model.merges)
+    if prefix and not all(second.startswith(prefix) for second in seconds):
         raise TokenizerError(
             f"tokenizer.json of {label!r} has merges whose second token does not begin with continuing_subword_prefix "
-            f"{str(prefix)[:40]!r}; save the tokenizer again"
+            f"{prefix[:40]!r}; save the tokenizer again"
         )
-
-
-def _check_depth(part: Any, section: str, label: str) -> None:
-    level = [part]
-    for _ in range(MAX_DEPTH):
-        deeper = []
-        for value in level:
-            if isinstance(value, dict | list):
-                items = value.items() if isinstance(value, dict) else enumerate(value)
-                for key, item in items:
-                    # T5's table of characters is a long string by design.
-                    if isinstance(item, str) and len(item) > MAX_TEXT and key != "precompiled_charsmap":
-                        raise TokenizerError(
-                            f"{section} in tokenizer.json of {label!r} holds a string of {len(item)} characters; "
-                            f"expected at most {MAX_TEXT}"
-                        )
-                    deeper.append(item)
-        level = deeper
-        if not level:
-            return
-    raise TokenizerError(
-        f"{section} in tokenizer.json of {label!r} is nested more than {MAX_DEPTH} deep; expected a file as written by "
-        "tokenizers"
-    )
-
-
-def _token_ids(tree: Tree, label: str) -> dict[str, int]:
-    """Every token's id, added tokens included; ids must be nearly dense and below 2**24."""
-    vocab = tree["model"]["vocab"]
-    try:
-        if isinstance(vocab, dict):
-            token_to_id = dict(msgspec.convert(vocab, dict[str, TokenId]))
-        else:
-            token_to_id = {token: i for i, (token, _) in enumerate(msgspec.convert(vocab, list[tuple[str, float]]))}
-    except ValueError as error:
-        raise TokenizerError(
-            f"model.vocab in tokenizer.json of {label!r} is not usable ({_detail(error)}); expected tokens with ids "
-            f"from 0 to {MAX_ID}"
-        ) from None
+    for section in ("normalizer", "pre_tokenizer", "decoder"):
+        try:
+            longest = _longest(tree.setdefault(section, None))
+        except RecursionError:
+            raise TokenizerError(f"{section} in tokenizer.json of {label!r} is nested too deeply") from None
+        if longest > MAX_TEXT:  # each text would be lengthened by it
+            raise TokenizerError(
+                f"{section} in tokenizer.json of {label!r} holds a string of {longest} characters; expected at most "
+                f"{MAX_TEXT}"
+            )
+    tree.setdefault("post_processor", None)
+    tree["added_tokens"] = [msgspec.to_builtins(entry) for entry in file.added_tokens or []]
+    if "type" not in tree["model"] and "merges" in tree["model"]:
+        tree["model"]["type"] = "BPE"  # files of the first years, GPT-2's among them, leave it out
+    vocab = model.vocab
+    token_to_id = dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
     for entry in tree["added_tokens"]:
         token_to_id[entry["content"]] = entry["id"]
     top = max(token_to_id.values())
-    # A few holes are known in the field (and go to the reference library); an array over a sparse range is an attack.
+    # A few gaps are known in the field (and go to the reference library); a sparse range takes all memory.
     if top > 4 * len(token_to_id) + 1000:
         raise TokenizerError(
             f"tokenizer.json of {label!r} has {len(token_to_id)} tokens but ids up to {top}; expected ids without "
             "large gaps"
         )
     return token_to_id
+
+
+def _longest(part: Any) -> int:
+    """Characters of the longest string in a section, but for T5's table of characters, which is long by design."""
+    if isinstance(part, dict):
+        return max((_longest(item) for key, item in part.items() if key != "precompiled_charsmap"), default=0)
+    if isinstance(part, list):
+        return max(map(_longest, part), default=0)
+    return len(part) if isinstance(part, str) else 0
 
 
 def _hide_specials(tree: Tree) -> Tree | None:
@@ -284,15 +257,3 @@ def _content_hash(tree: Tree, bos_id: int | None, eos_id: int | None) -> str:
     # "a b" and ["a", "b"] are two spellings of one merge.
     add([merge.split(" ", 1) if isinstance(merge, str) else merge for merge in merges])
     return digest.hexdigest()
-
-
-def _detail(error: ValueError) -> str:
-    """msgspec's message, in words that make sense here."""
-    return str(error).replace(" - at `$", " at `")
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", type(None): "nothing"}
-    if isinstance(value, dict | list) and not value:
-        return f"an empty {'object' if isinstance(value, dict) else 'list'}"
-    return names.get(type(value), "a number")

@@ -8,6 +8,8 @@ still has to pass the probes. Anything else is encoded by `tokenizers`: slower, 
 The functions return the reason of a refusal, or None.
 """
 
+from __future__ import annotations
+
 import re
 import unicodedata
 from collections.abc import Iterator

@@ -1,8 +1,9 @@
 """Where a tokenizer's files come from: a folder, a tokenizer.json, or a model on the Hugging Face hub."""
 
+from __future__ import annotations
+
 import os
 import re
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,22 +72,7 @@ def find_chat_template(tokenizer_id: str | os.PathLike[str]) -> bytes | None:
     if path.is_dir():
         return _read_optional(path / "chat_template.jinja")
     repo, _, revision = os.fspath(tokenizer_id).partition("@")
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    try:
-        return read_file(_download(repo, "chat_template.jinja", revision or None), MAX_CONFIG_BYTES)
-    except LocalEntryNotFoundError as error:
-        from huggingface_hub import constants
-
-        if constants.HF_HUB_OFFLINE:
-            return None
-        raise _hub_error(repo, "chat_template.jinja", error) from None
-    except EntryNotFoundError:
-        return None
-    except TokenizerError:
-        raise
-    except Exception as error:
-        raise _hub_error(repo, "chat_template.jinja", error) from None
+    return _optional_from_hub(repo, repo, "chat_template.jinja", revision or None)
 
 
 def _looks_like_path(text: str) -> bool:
@@ -115,10 +101,8 @@ def _read_optional(path: Path) -> bytes | None:
 
 
 def read_file(path: Path, limit: int) -> bytes:
-    """Bytes of a regular file of at most `limit` bytes; a device or pipe could give bytes for ever."""
+    """Bytes of a file of at most `limit` bytes."""
     try:
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise TokenizerError(f"'{path}' is not a regular file; expected a JSON file")
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
@@ -134,7 +118,6 @@ def read_file(path: Path, limit: int) -> bytes:
 
 def _from_hub(name: str) -> TokenizerFiles:
     """tokenizer.json and tokenizer_config.json of one commit of a hub model, through the hub's own local cache."""
-    from huggingface_hub import constants
     from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 
     repo, _, revision = name.partition("@")
@@ -150,22 +133,31 @@ def _from_hub(name: str) -> TokenizerFiles:
     except Exception as error:
         raise _hub_error(name, "tokenizer.json", error) from None
 
-    config: bytes | None = None
-    try:
-        # Both files from the same commit: its hash is the name of the snapshot folder.
-        config = read_file(_download(repo, "tokenizer_config.json", path.parent.name), MAX_CONFIG_BYTES)
-    except LocalEntryNotFoundError as error:
-        # Offline on purpose, and only the tokenizer was ever fetched: go by tokenizer.json alone. But when the
-        # network failed, going on would give another BOS and EOS than the next start.
-        if not constants.HF_HUB_OFFLINE:
-            raise _hub_error(name, "tokenizer_config.json", error) from None
-    except EntryNotFoundError:
-        pass
-    except TokenizerError:
-        raise
-    except Exception as error:
-        raise _hub_error(name, "tokenizer_config.json", error) from None
+    # Both files from the same commit: its hash is the name of the snapshot folder.
+    config = _optional_from_hub(name, repo, "tokenizer_config.json", path.parent.name)
     return TokenizerFiles(name, read_file(path, MAX_TOKENIZER_BYTES), config)
+
+
+def _optional_from_hub(name: str, repo: str, filename: str, revision: str | None) -> bytes | None:
+    """A file that a hub model may have.
+
+    Offline on purpose, a file that the local cache lacks counts as missing; but when the network failed, going on would
+    give another BOS, EOS or template than the next start.
+    """
+    from huggingface_hub import constants
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        path = _download(repo, filename, revision)
+    except LocalEntryNotFoundError as error:
+        if constants.HF_HUB_OFFLINE:
+            return None
+        raise _hub_error(name, filename, error) from None
+    except EntryNotFoundError:
+        return None
+    except Exception as error:
+        raise _hub_error(name, filename, error) from None
+    return read_file(path, MAX_CONFIG_BYTES)
 
 
 def _download(repo: str, filename: str, revision: str | None) -> Path:

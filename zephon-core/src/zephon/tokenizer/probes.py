@@ -6,6 +6,8 @@ scripts, digits, marks and white space, the tokenizer's own vocabulary put toget
 its special and added tokens. About 100 kB, because the reference encodes 4 to 8 MB/s and a start should not wait.
 """
 
+from __future__ import annotations
+
 import random
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar

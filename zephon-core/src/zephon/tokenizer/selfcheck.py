@@ -1,5 +1,7 @@
 """Choosing the library that encodes: the first one that is fit for the tokenizer and gives the reference's ids."""
 
+from __future__ import annotations
+
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ class Answers:
     expected: Encoded
 
     @classmethod
-    def of(cls, what: str, texts: Sequence[str], reference: TokenizersBackend) -> "Answers":
+    def of(cls, what: str, texts: Sequence[str], reference: TokenizersBackend) -> Answers:
         column = string_array(texts, pa.large_string())
         return cls(what, texts, column, reference.encode(column))
 

@@ -3,6 +3,8 @@
 Text never produces these ids (see `definition`); the loader puts them between documents by number.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 

@@ -1,5 +1,7 @@
 """`load_tokenizer` and what it gives."""
 
+from __future__ import annotations
+
 import logging
 import os
 import threading
@@ -29,7 +31,7 @@ SAMPLE_BYTES = 128 << 10  # of the user's documents; the reference needs about 2
 _log = logging.getLogger("zephon.tokenizer")
 
 
-def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto") -> "Tokenizer":
+def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto") -> Tokenizer:
     """Load a tokenizer and choose the library that runs it.
 
     Args:
@@ -225,7 +227,7 @@ class Tokenizer:
         return lengths
 
     @cached_property
-    def inner(self) -> "Tokenizer":
+    def inner(self) -> Tokenizer:
         """The tokenizer for a piece of text that something comes before: itself, but where the first word of a text is
         treated as no other is (Metaspace with prepend_scheme "first")."""
         tree = self._definition.tree()

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,7 +36,6 @@ __all__ = [
     "Format",
     "Group",
     "Groups",
-    "Reader",
     "Shard",
     "ShardReader",
     "ShardScan",
@@ -100,25 +99,6 @@ class ShardScan:
         else:
             names, kinds = tuple(columns), tuple(columns.values())
         return cls(digest, names, table[0], table[1], table[2], table[3], kinds)
-
-
-class ShardReader(Protocol):
-    """Decodes the groups of one shard. Many threads call `read` at once, each for a group of its own."""
-
-    def read(self, group: Group) -> pa.Table:
-        """The wanted columns, in order, exactly `group.rows` rows, one chunk per column, checked to be sound.
-
-        Text is `large_string`. Raises `DataError` naming file and row; `FileChanged` when the file was replaced.
-        """
-        ...
-
-    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
-        """(start, length) of the bytes that `read` will fetch, to be read ahead from a store; None: not known."""
-        ...
-
-    def close(self) -> None:
-        """Lets go of files that are held open, if any; a later `read` may open them again."""
-        ...
 
 
 class Shard:
@@ -242,11 +222,11 @@ class Format:
         with corrupt_data_errors(file, self.name):
             shard = self.open_shard(file)
             check_columns(shard.schema, columns, text_column, file.path, strict=False)
-        return Reader(self.name, shard, columns, text_column)
+        return ShardReader(self.name, shard, columns, text_column)
 
 
-class Reader:
-    """The `ShardReader` of a `Shard`."""
+class ShardReader:
+    """Decodes the groups of one shard. Many threads call `read` at once, each for a group of its own."""
 
     def __init__(self, fmt: str, shard: Shard, columns: Sequence[str], text_column: str | None) -> None:
         self.fmt, self.shard, self.file = fmt, shard, shard.file
@@ -254,14 +234,11 @@ class Reader:
         self.physical = physical_columns(columns)
         self.digest = shard.digest
 
-    @property
-    def row_bytes(self) -> float:
-        return self.shard.row_bytes(self.physical)
-
-    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
-        return self.shard.ranges(group, self.physical)
-
     def read(self, group: Group) -> pa.Table:
+        """The wanted columns, in order, exactly `group.rows` rows, one chunk per column, checked to be sound.
+
+        Text is `large_string`. Raises `DataError` naming file and row; `FileChanged` when the file was replaced.
+        """
         with corrupt_data_errors(self.file, self.fmt, f" (rows from {group.first_row})"):
             table = self.shard.read(group, self.physical)
             if table.num_rows != group.rows:
@@ -269,9 +246,20 @@ class Reader:
             return self.shard.finish(self.sound(table, group), group)
 
     def sound(self, table: pa.Table, group: Group) -> pa.Table:
+        """The wanted columns of a decoded group, see `sound_table`."""
         return sound_table(table, self.columns, self.text_column, self.file.path, group.first_row)
 
+    def ranges(self, group: Group) -> list[tuple[int, int]] | None:
+        """(start, length) of the bytes that `read` will fetch, to be read ahead from a store; None: not known."""
+        return self.shard.ranges(group, self.physical)
+
+    @property
+    def row_bytes(self) -> float:
+        """Bytes per row of the wanted columns, uncompressed; 0 where the format cannot tell."""
+        return self.shard.row_bytes(self.physical)
+
     def close(self) -> None:
+        """Lets go of files that are held open, if any; a later `read` may open them again."""
         self.shard.close()
 
 

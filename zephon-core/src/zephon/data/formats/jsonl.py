@@ -26,7 +26,7 @@ from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
 from zephon.columns.template import template_of
 from zephon.data.columns import common_types, has_column, missing_column, physical_columns
-from zephon.data.formats.base import Format, Group, Reader, Shard, ShardReader, ShardScan, corrupt_data_errors
+from zephon.data.formats.base import Format, Group, Shard, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
@@ -119,7 +119,7 @@ def _with_rest(read: Callable[[bool], _Result]) -> _Result:
         raise
 
 
-class _JsonLinesReader(Reader):
+class _JsonLinesReader(ShardReader):
     """A line that is damaged is a fault of its row alone."""
 
     def __init__(

@@ -31,7 +31,6 @@ from zephon.data.formats import base
 from zephon.data.formats.base import (
     Format,
     Group,
-    Reader,
     Shard,
     ShardReader,
     ShardScan,
@@ -122,7 +121,7 @@ class WebDataset(Format):
         kinds: Mapping[str, str | None] | None = None,
     ) -> ShardReader:
         _refuse_pickled(physical_columns(columns), file)
-        return Reader(self.name, _TarShard(file, _codec(file.path)), columns, text_column)
+        return ShardReader(self.name, _TarShard(file, _codec(file.path)), columns, text_column)
 
 
 class _TarShard(Shard):

@@ -18,18 +18,20 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Sequence
 from contextlib import suppress
+from logging.handlers import QueueHandler
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
-from typing import Protocol
+from multiprocessing.pool import ExceptionWithTraceback  # type: ignore[attr-defined]
+from queue import SimpleQueue
+from typing import Any, Protocol
 
 from zephon.columns.faults import reason_of
 from zephon.engine.processes.channel import Channel, Closed
 from zephon.errors import PipelineError, WorkerError
 
-__all__ = ["Child", "ChildTask", "LogRecord", "log_records", "pickle_task", "portable_error", "replay_logs", "revived"]
+__all__ = ["Child", "ChildTask", "log_records", "pickle_task", "portable_error", "replay_logs"]
 
 _GRACE_SECONDS = 2.0
 _PARENT_CHECK_SECONDS = 1.0
@@ -37,11 +39,6 @@ _START = (
     "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
     "from zephon.engine.processes.child import main; main(given['sockets'], given['parent'])"
 )
-
-LogRecord = tuple[str, int, str]
-"""Logger, level and text."""
-PortableError = tuple[BaseException, str]
-"""An error and its traceback as text."""
 
 
 class ChildTask(Protocol):
@@ -90,7 +87,7 @@ class Child:
         self._owner = os.getpid()
         self._lock = threading.Lock()
         self._started = False
-        self._failure: PortableError | None = None
+        self._failure: BaseException | None = None
         theirs: list[Connection] = []
         self.channels: list[Channel] = []
         try:
@@ -130,7 +127,7 @@ class Child:
             if not self._started:
                 self._failure, self._started = self.channels[0].receive(), True
         if self._failure:
-            raise revived(self._failure)
+            raise self._failure
 
     def death(self) -> WorkerError:
         """The error to raise where the process is gone without having said why."""
@@ -164,57 +161,32 @@ class Child:
             self._process.wait()
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Errors and log records on their way back
-
-
-class RemoteTraceback(Exception):
-    """The traceback of an error in another process, as the cause of that error here."""
-
-    def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
-
-
-def portable_error(error: BaseException) -> PortableError:
-    """An error that survives pickling, and its traceback."""
-    text = "".join(traceback.format_exception(error))
-    with suppress(Exception):
+def portable_error(error: BaseException) -> Any:
+    """An error to send: it arrives as the exception, whose cause has the traceback as text."""
+    try:
         copy = pickle.loads(pickle.dumps(error))
-        if type(copy) is type(error) and str(copy) == str(error):
-            return error, text
-    return WorkerError(f"{reason_of(error)} (in a worker process)."), text
+        survives = type(copy) is type(error) and str(copy) == str(error)
+    except Exception:
+        survives = False
+    if survives:
+        return ExceptionWithTraceback(error, error.__traceback__)
+    replacement = WorkerError(f"{reason_of(error)} (in a worker process).")
+    replacement.__cause__ = error
+    return ExceptionWithTraceback(replacement, None)
 
 
-def revived(error: PortableError) -> BaseException:
-    """The error of another process, to be raised here."""
-    error[0].__cause__ = RemoteTraceback(error[1])
-    return error[0]
+_log_records: SimpleQueue[logging.LogRecord] = SimpleQueue()
 
 
-class _Collector(logging.Handler):
-    """Keeps the log records of a child until they are sent."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.records: list[LogRecord] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.records.append((record.name, record.levelno, record.getMessage()))
-
-
-_collector = _Collector()
-
-
-def log_records() -> list[LogRecord]:
+def log_records() -> list[logging.LogRecord]:
     """In a child: the log records since the last call."""
-    records, _collector.records = _collector.records, []
-    return records
+    return [_log_records.get() for _ in range(_log_records.qsize())]
 
 
-def replay_logs(records: Sequence[LogRecord]) -> None:
+def replay_logs(records: Sequence[logging.LogRecord]) -> None:
     """In the parent: log the records of a child."""
-    for name, level, text in records:
-        logging.getLogger(name).log(level, "%s", text)
+    for record in records:
+        logging.getLogger(record.name).handle(record)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -235,7 +207,7 @@ def main(sockets: Sequence[int], parent: int) -> None:
         script, level, task_bytes = channels[0].receive()
         logger = logging.getLogger("zephon")
         logger.setLevel(level)
-        logger.addHandler(_collector)
+        logger.addHandler(QueueHandler(_log_records))
         logger.propagate = False
         try:
             if script:
@@ -244,21 +216,20 @@ def main(sockets: Sequence[int], parent: int) -> None:
                 _importing_script = False
             task: ChildTask = pickle.loads(task_bytes)
         except BaseException as error:
-            channels[0].send(portable_error(error if isinstance(error, PipelineError) else _not_loaded(error)))
+            failure = error
+            if not isinstance(error, PipelineError):
+                failure = PipelineError(
+                    f"a worker process cannot import what the pipeline's functions need ({reason_of(error)}); define "
+                    "them at the top of a module that can be imported, or of the script that is run, and not in a "
+                    "notebook or at a prompt."
+                )
+                failure.__cause__ = error
+            channels[0].send(portable_error(failure))
             os._exit(1)
         del task_bytes
         channels[0].send(None)
         task.run(channels)
     sys.stdout.flush()
-
-
-def _not_loaded(error: BaseException) -> PipelineError:
-    failure = PipelineError(
-        f"a worker process cannot import what the pipeline's functions need ({reason_of(error)}); define them at the "
-        "top of a module that can be imported, or of the script that is run, and not in a notebook or at a prompt."
-    )
-    failure.__cause__ = error
-    return failure
 
 
 def _end_with_parent(fd: int, parent: int) -> None:

@@ -6,26 +6,19 @@ where lanes can be started, counts, log records. The parent answers every block 
 
 from __future__ import annotations
 
+import logging
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
 from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.processes.channel import Channel, Closed
-from zephon.engine.processes.child import (
-    Child,
-    LogRecord,
-    PortableError,
-    log_records,
-    pickle_task,
-    portable_error,
-    replay_logs,
-    revived,
-)
+from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs
 from zephon.engine.start import start_engine
 from zephon.engine.totals import Totals
 
@@ -52,8 +45,8 @@ class _Message:
     totals: Totals | None = None
     windows: list[tuple[int, LaneStart]] = field(default_factory=list)
     faults: list[tuple[int, int, RowFault]] = field(default_factory=list)
-    records: list[LogRecord] = field(default_factory=list)
-    error: PortableError | None = None
+    records: list[logging.LogRecord] = field(default_factory=list)
+    error: Any = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +177,7 @@ class IsolatedEngine:
         for fault in message.faults:
             self._on_fault(*fault)  # type: ignore[misc]
         if message.error:
-            raise revived(message.error)
+            raise message.error
         for lane, starts in message.starts.items():
             self.lanes[lane].starts.extend(starts)
         if message.totals:

@@ -15,7 +15,7 @@ from multiprocessing import connection
 from typing import Any
 
 from zephon.engine.processes.channel import Channel, Closed
-from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs, revived
+from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs
 from zephon.errors import WorkerError
 
 __all__ = ["SEATS", "WorkerPool"]
@@ -167,7 +167,7 @@ def _ask(child: Child, channel: Channel, number: int, args: tuple[Any, ...]) -> 
     done, result, records = channel.receive()
     replay_logs(records)
     if not done:
-        raise revived(result)
+        raise result
     return result
 
 
