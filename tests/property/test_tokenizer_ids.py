@@ -11,55 +11,14 @@ from support.tokenizer_data import FAMILIES, add_token, column, reference_ids, r
 from zephon.errors import TokenizerError
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
+# fmt: off
 FRAGMENTS = [
-    *(
-        "the",
-        " the",
-        "self.",
-        "    ",
-        "\n\n",
-        "\r\n",
-        "\t",
-        "'s",
-        "'RE",
-        "’ll",
-        "123",
-        "1234567",
-        "://",
-        "▁",
-        "▁▁",
-        "<0x41>",
-    ),
-    *(
-        "<|endoftext|>",
-        "<s>",
-        "</s>",
-        "<unk>",
-        "<tool>",
-        "<tool",
-        "tool>",
-        "\u0301",
-        "e\u0301",
-        "\u212b",
-        "\u200d",
-        "\ufeff",
-    ),
-    *(
-        "\u00a0",
-        "\u3000",
-        "\u2028",
-        "\x85",
-        "\x00",
-        "👩‍👧",
-        "漢字",
-        "ﬁ",
-        "½",
-        "İ",
-        "ſ",
-        "\u1112\u1161\u11ab",
-        "\U0010ffff",
-    ),
+    "the", " the", "self.", "    ", "\n\n", "\r\n", "\t", "'s", "'RE", "’ll", "123", "1234567", "://", "▁",
+    "▁▁", "<0x41>", "<|endoftext|>", "<s>", "</s>", "<unk>", "<tool>", "<tool", "tool>", "\u0301", "e\u0301",
+    "\u212b", "\u200d", "\ufeff", "\u00a0", "\u3000", "\u2028", "\x85", "\x00", "👩‍👧", "漢字", "ﬁ", "½", "İ",
+    "ſ", "\u1112\u1161\u11ab", "\U0010ffff",
 ]
+# fmt: on
 texts = st.one_of(
     st.text(max_size=40),
     st.lists(st.one_of(st.sampled_from(FRAGMENTS), st.text(max_size=3)), max_size=20).map("".join),

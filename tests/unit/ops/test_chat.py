@@ -30,6 +30,10 @@ TALKS = [
 ]
 
 
+def deep(*families):
+    return [pytest.param(family, marks=pytest.mark.deep) for family in families]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("chat")
@@ -70,7 +74,7 @@ def reference(tokenizer, talk, **options):
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("family", ["gpt2", "qwen", "llama2", "gemma", "metaspace"])
+@pytest.mark.parametrize("family", ["gpt2", *deep("qwen", "llama2", "gemma"), "metaspace"])
 @pytest.mark.parametrize("name", list(TEMPLATES))
 def test_ids_and_masks_are_those_of_transformers(folder, family, name):
     tokenizer = write_chat_tokenizer(folder / f"{family}-{name}", TEMPLATES[name], family, rstrip=True)
@@ -166,7 +170,7 @@ def test_text_that_looks_like_special_tokens_changes_no_rendering_and_makes_no_t
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("family", ["gpt2", "metaspace"])
+@pytest.mark.parametrize("family", ["gpt2", *deep("metaspace")])
 @pytest.mark.parametrize("name", [name for name in STYLES if name != "inst"])
 @given(dialogue=dialogues)
 def test_tokens_that_the_assistant_may_spell_are_those_of_transformers(folder, family, name, dialogue):

@@ -204,7 +204,7 @@ def test_one_endless_word_does_not_stall(backend: str, folder: Path) -> None:
     assert tokenizer.decode(ids) == word
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_one_word_of_20_mb_does_not_stall(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     word = "a" * 20_000_000
