@@ -97,4 +97,4 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zephon.data.store.LONGEST_WAIT_SECONDS", 0.05)
     monkeypatch.setattr("zephon.data.store.FIRST_DEADLINE_SECONDS", 0.1)
     monkeypatch.setattr("zephon.data.clients.OBSTORE_RETRY", {"max_retries": 0})
-    monkeypatch.setattr("zephon.data.store._stores", {})
+    monkeypatch.setattr("zephon.data.clients._stores", {})

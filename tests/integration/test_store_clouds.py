@@ -26,7 +26,7 @@ def cloud(request, monkeypatch) -> Iterator[tuple[str, Bucket]]:
     with bucket.server:
         for key, value in bucket.environment.items():
             monkeypatch.setenv(key, value)
-        monkeypatch.setattr("zephon.data.store._stores", {})
+        monkeypatch.setattr("zephon.data.clients._stores", {})
         yield f"{request.param}://corpus", bucket
 
 
@@ -126,7 +126,7 @@ def test_an_object_that_has_changed_is_named(cloud):
 
 def test_keys_that_azure_does_not_know_are_a_sentence(monkeypatch):
     with Azure().server as server:
-        monkeypatch.setattr("zephon.data.store._stores", {})
+        monkeypatch.setattr("zephon.data.clients._stores", {})
         monkeypatch.setenv("AZURE_STORAGE_ENDPOINT", server.url)
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")

@@ -297,7 +297,7 @@ def test_credentials_that_are_renewed_in_time_let_the_run_go_on(corpora, s3, und
         return response
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "old-key")
-    monkeypatch.setattr("zephon.data.store._stores", {})
+    monkeypatch.setattr("zephon.data.clients._stores", {})
     assert disturbed(corpora, s3, "parquet", "middle", tiny_tokenizer, only_new) == undisturbed("parquet")
     assert refused
 

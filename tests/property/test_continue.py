@@ -197,7 +197,7 @@ def test_a_state_of_another_run_cannot_be_taken_over(tiny_tokenizer):
 
 @pytest.mark.parametrize(
     ("changes", "words"),
-    [({"seed": 2}, "a run keeps its seed"), ({"shuffle_block_size": "none"}, "keeps its order")],
+    [({"seed": 2}, "a run keeps its seed"), ({"shuffle_block_size": "none"}, "the order settings of")],
 )
 def test_what_would_lose_the_place_in_a_source_is_refused(changes, words):
     old = StaticMixtureWorkSource([dataset("a", 5)], seed=1)

@@ -16,10 +16,10 @@ from support.io_data import write_shard
 from support.servers import web
 from support.servers.hub import Hub, Repository
 from support.servers.web import Response, Server, ranged
-from zephon.data.clients import FsspecStore, ObjectStore
+from zephon.data.clients import FsspecStore, ObjectStore, store_of
 from zephon.data.index import job_of
 from zephon.data.storage import list_files
-from zephon.data.store import select_names, shown, split_pattern, store_of
+from zephon.data.store import select_names, shown, split_pattern
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
@@ -94,7 +94,7 @@ def test_objects_folders_and_patterns_of_s3(s3, path, found, kind, monkeypatch):
     for name in ("a.jsonl", "sub/b.jsonl", "_temporary/c.jsonl", "sub/.d.jsonl"):
         s3.put(f"names/{name}", b'{"text": "x"}\n')
     s3.put("names2/z.jsonl", b'{"text": "x"}\n')
-    monkeypatch.setattr("zephon.data.store._stores", {})
+    monkeypatch.setattr("zephon.data.clients._stores", {})
     if kind is FsspecStore:
         monkeypatch.setattr("zephon.data.clients.find_spec", lambda _name: None)
     listing = list_files(path)
@@ -105,7 +105,7 @@ def test_objects_folders_and_patterns_of_s3(s3, path, found, kind, monkeypatch):
 @pytest.mark.parametrize("kind", [ObjectStore, FsspecStore])
 def test_rows_come_from_s3_through_obstore_and_through_fsspec(s3, shard, kind, monkeypatch):
     s3.put("rows/a.parquet", shard)
-    monkeypatch.setattr("zephon.data.store._stores", {})
+    monkeypatch.setattr("zephon.data.clients._stores", {})
     if kind is FsspecStore:
         monkeypatch.setattr("zephon.data.clients.find_spec", lambda _name: None)
     assert texts("s3://corpus/rows") == ROWS

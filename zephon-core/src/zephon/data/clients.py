@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from importlib.util import find_spec
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from zephon.data.store import ATTEMPT_SECONDS, FIRST_WAIT_SECONDS, Store, StoreFault
+from zephon.data.store import ATTEMPT_SECONDS, FIRST_WAIT_SECONDS, Store, StoreFault, check_length, shown
+from zephon.errors import DataError
 
-__all__ = ["FsspecStore", "ObjectStore", "check_length", "new_store"]
+__all__ = ["FsspecStore", "ObjectStore", "store_of"]
 
 # A short patience, for a process cannot end meanwhile; the long one is that of `attempt`.
 OBSTORE_RETRY: dict[str, Any] = {
@@ -23,7 +26,48 @@ OBSTORE_RETRY: dict[str, Any] = {
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "content_hash", "md5Hash", "checksum", "mtime", "LastModified", "modified")
 
 
-def new_store(kind: str, bucket: str) -> Store:
+_ALIASES = {
+    "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az",
+}  # fmt: skip
+_SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf")
+
+_lock = threading.Lock()
+_stores: dict[tuple[str, str], Store] = {}
+
+
+def store_of(uri: str) -> tuple[Store, str]:
+    """The store that `uri` lies in, and what follows the scheme.
+
+    Raises:
+        DataError: a scheme that is unknown, or no bucket.
+    """
+    scheme, _, path = uri.partition("://")
+    kind = _ALIASES.get(scheme.lower(), scheme.lower())
+    if kind not in _SCHEMES:
+        from fsspec import available_protocols
+
+        if kind not in available_protocols():
+            near = difflib.get_close_matches(kind, [*_SCHEMES, *available_protocols()], n=1)
+            hint = f"did you mean {near[0]}://?" if near else "copy or mount the dataset locally"
+            known = ", ".join(f"{name}://" for name in _SCHEMES)
+            raise DataError(
+                f"stores of kind {scheme}:// are not supported ('{shown(uri)}'); known are {known} and what fsspec "
+                f"reads; {hint}"
+            )
+    bucket = ""
+    if kind in ("s3", "gs", "az"):
+        bucket, _, key = path.partition("/")
+        bucket = bucket.partition("@")[0]  # abfss://container@account.dfs.core.windows.net/path
+        path = f"{bucket}/{key}"
+        if not bucket:
+            raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
+    with _lock:
+        if (kind, bucket) not in _stores:
+            _stores[kind, bucket] = _new_store(kind, bucket)
+        return _stores[kind, bucket], path
+
+
+def _new_store(kind: str, bucket: str) -> Store:
     """The store of a scheme, by the best client that is installed."""
     if kind == "hf":
         from zephon.data.hub import HubStore  # huggingface_hub takes its time to import
@@ -138,13 +182,6 @@ def _check_version(listed: tuple[int, str], now: tuple[int, str]) -> None:
             f"it had {listed[0]:,} bytes and version {listed[1] or 'unknown'} when it was listed and has {now[0]:,} "
             f"bytes and version {now[1] or 'unknown'} now",
         )
-
-
-def check_length(data: Any, length: int) -> Any:
-    """Refuses an answer of another length."""
-    if len(data) != length:
-        raise StoreFault("passing", f"{len(data):,} bytes came where {length:,} were asked for")
-    return data
 
 
 def _etag(meta: Any) -> str:

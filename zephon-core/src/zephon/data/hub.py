@@ -15,8 +15,7 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from zephon.data.clients import check_length
-from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, select_names, split_pattern
+from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length, select_names, split_pattern
 
 __all__ = ["HubStore"]
 

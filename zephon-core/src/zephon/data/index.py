@@ -20,8 +20,9 @@ import pyarrow as pa
 from filelock import FileLock, Timeout
 
 from zephon.columns.arrow import int64_array, string_array, values_of
+from zephon.data.clients import store_of
 from zephon.data.storage import Listing, list_files
-from zephon.data.store import Source, shown, store_of
+from zephon.data.store import Source, shown
 
 __all__ = ["INDEX_SCHEMA", "index_path", "job_listing", "job_of", "load_table", "save_table"]
 

@@ -17,7 +17,7 @@ import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
@@ -25,11 +25,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.data import store
-from zephon.data.store import Changed, Source, attempt, shown, store_of
+from zephon.data.clients import store_of
+from zephon.data.store import Changed, Source, attempt, shown
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.fetch import Spans
 
 __all__ = [
     "SMALL_BYTES",
@@ -55,6 +53,16 @@ class FileChanged(DataError):
     """The size or modification time of a file is not what it was when the dataset was listed."""
 
 
+class Ranges(Protocol):
+    """What fetches ranges of files of stores: `zephon.data.fetch.Spans`."""
+
+    node: Any
+
+    def read(self, file: StoredFile, start: int, length: int) -> Any: ...
+
+    def announce(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> bool: ...
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """One file as it was when listed.
@@ -74,7 +82,7 @@ class StoredFile:
     size: int
     mtime_ns: int
     source: Source | None = None
-    spans: Spans | None = None
+    spans: Ranges | None = None
     sequential: bool = False
     among: Listing | None = field(default=None, repr=False, compare=False)
     owner: str = ""
@@ -259,7 +267,7 @@ class Listing:
     pin: str = ""
     others: Listing | None = None
 
-    def file(self, index: int, spans: Spans | None = None, *, sequential: bool = False) -> StoredFile:
+    def file(self, index: int, spans: Ranges | None = None, *, sequential: bool = False) -> StoredFile:
         size, stamp = int(self.sizes[index]), int(self.mtimes[index])
         if self.sources is None:
             return StoredFile(os.path.join(self.root, self.names[index]), size, stamp)

@@ -6,7 +6,6 @@ stores themselves are in `zephon.data.clients` (obstore, fsspec) and `zephon.dat
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import random
@@ -30,12 +29,12 @@ __all__ = [
     "StoreFault",
     "Unavailable",
     "attempt",
+    "check_length",
     "fetch",
     "first_line",
     "select_names",
     "shown",
     "split_pattern",
-    "store_of",
 ]
 
 _log = logging.getLogger(__name__)
@@ -48,10 +47,6 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 20.0
 ATTEMPT_SECONDS = 60.0
 """Longest time that one request may take."""
 
-_ALIASES = {
-    "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az",
-}  # fmt: skip
-_SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf")
 _MAGIC = re.compile(r"[*?\[]")
 _NUMBERED = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_NUMBERED = 1 << 20
@@ -209,44 +204,6 @@ class Source(NamedTuple):
     version: str
 
 
-_lock = threading.Lock()
-_stores: dict[tuple[str, str], Store] = {}
-
-
-def store_of(uri: str) -> tuple[Store, str]:
-    """The store that `uri` lies in, and what follows the scheme.
-
-    Raises:
-        DataError: a scheme that is unknown, or no bucket.
-    """
-    from zephon.data.clients import new_store
-
-    scheme, _, path = uri.partition("://")
-    kind = _ALIASES.get(scheme.lower(), scheme.lower())
-    if kind not in _SCHEMES:
-        from fsspec import available_protocols
-
-        if kind not in available_protocols():
-            near = difflib.get_close_matches(kind, [*_SCHEMES, *available_protocols()], n=1)
-            hint = f"did you mean {near[0]}://?" if near else "copy or mount the dataset locally"
-            known = ", ".join(f"{name}://" for name in _SCHEMES)
-            raise DataError(
-                f"stores of kind {scheme}:// are not supported ('{shown(uri)}'); known are {known} and what fsspec "
-                f"reads; {hint}"
-            )
-    bucket = ""
-    if kind in ("s3", "gs", "az"):
-        bucket, _, key = path.partition("/")
-        bucket = bucket.partition("@")[0]  # abfss://container@account.dfs.core.windows.net/path
-        path = f"{bucket}/{key}"
-        if not bucket:
-            raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
-    with _lock:
-        if (kind, bucket) not in _stores:
-            _stores[kind, bucket] = new_store(kind, bucket)
-        return _stores[kind, bucket], path
-
-
 def fetch(source: Source, uri: str, size: int, start: int, length: int) -> Any:
     """`length` bytes from `start` as a buffer, however often that takes, within `DEADLINE_SECONDS`.
 
@@ -327,6 +284,13 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's text, which may go on with its history; without signed queries."""
     line = next(iter(str(error).strip().splitlines()), "")
     return f"{type(error).__name__}: {re.sub(r'[?][^ ]+', '', line)}"[:240]
+
+
+def check_length(data: Any, length: int) -> Any:
+    """Refuses an answer of another length."""
+    if len(data) != length:
+        raise StoreFault("passing", f"{len(data):,} bytes came where {length:,} were asked for")
+    return data
 
 
 def shown(uri: str) -> str:
