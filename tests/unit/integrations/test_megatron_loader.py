@@ -350,13 +350,6 @@ class TestBatches:
 
 
 class TestTrainLoader:
-    def test_gives_batches_from_next_alone(self, recipe, tiny_tokenizer):
-        loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1))
-        first, second = next(loader), next(loader)
-        assert first is not second and not torch.equal(first["tokens"], second["tokens"])
-        assert loader.progress.batches == 2 and loader.progress.wait > 0
-        loader.close()
-
     def test_saves_its_lanes_as_plain_data_on_one_of_its_peers(self, recipe, tiny_tokenizer):
         described = TrainLoader(
             pipeline_of(recipe, tiny_tokenizer, ranks=2, rank=1), BatchForm(SEQ, 1, 1), lambda: {"iteration": 1}
