@@ -343,7 +343,7 @@ class ShardFiles:
         except Damaged as error:
             raise changed from error
         first, last = self._catalog.shard_group_starts[shard : shard + 2]
-        same_groups = np.array_equal(scan.group_rows, self._catalog.group_rows[first:last])
+        same_groups = np.array_equal(scan.groups[:, 0], self._catalog.group_rows[first:last])
         if file.size != self._catalog.shard_sizes[shard] or not same_groups:
             raise changed
         if scan.digest != self._catalog.shard_digests[shard].as_py():
