@@ -199,7 +199,7 @@ def scan_shards(
                     rest: ShardScan = error.rest()
                     return rest
                 lost.append(LostShard(listing.names[i], file.size, str(error)))
-                return ShardScan.of("damaged", {}, [])
+                return ShardScan("damaged", {}, [])
 
     def collect() -> pa.Table:
         """All that is known so far."""
@@ -265,20 +265,18 @@ def _still_valid(known: pa.Table | None, listing: Listing) -> tuple[npt.NDArray[
 
 
 def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardScan]) -> pa.Table:
-    bounds = np.concatenate(([0], np.cumsum([len(scan.group_rows) for scan in scans], dtype=np.int64)))
+    bounds = np.concatenate(([0], np.cumsum([len(scan.groups) for scan in scans], dtype=np.int64)))
+    groups = np.concatenate([np.empty((0, 4), np.int64), *(scan.groups for scan in scans)])
     lists = {
-        key: pa.LargeListArray.from_arrays(
-            int64_array(bounds),
-            int64_array(np.concatenate([np.empty(0, np.int64), *(getattr(scan, key) for scan in scans)])),
-        )
-        for key in _INT_LISTS
+        key: pa.LargeListArray.from_arrays(int64_array(bounds), int64_array(numbers))
+        for key, numbers in zip(_INT_LISTS, groups.T, strict=True)
     }
     columns = {
         "name": string_array([listing.names[i] for i in indices]),
         "size": int64_array(listing.sizes[list(indices)]),
         "mtime_ns": int64_array(listing.mtimes[list(indices)]),
         "digest": string_array([scan.digest for scan in scans]),
-        "columns": string_array([json.dumps(dict(zip(scan.columns, scan.types, strict=True))) for scan in scans]),
+        "columns": string_array([json.dumps(scan.columns) for scan in scans]),
         **lists,
     }
     return pa.table(columns, schema=INDEX_SCHEMA)

@@ -129,7 +129,7 @@ def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
 def common_types(kinds: Iterable[str]) -> str | None:
     """What a column is read as whose type differs between shards; None leaves each as it is.
 
-    `kinds` are what `ShardScan.types` holds: Arrow's names for types (JSON lines: what the first rows hold), "" where
+    `kinds` are what `ShardScan.columns` holds: Arrow's names for types (JSON lines: what the first rows hold), "" where
     there is no name.
     """
     found = set(kinds) - {"null"}

@@ -290,7 +290,7 @@ class ShardFiles(GroupSource):
         catalog = self._catalog
         first, last = catalog.shard_group_starts[shard : shard + 2]
         listed = (catalog.shard_sizes[shard], catalog.shard_digests[shard].as_py())
-        if (file.size, scan.digest) != listed or not np.array_equal(scan.group_rows, catalog.group_rows[first:last]):
+        if (file.size, scan.digest) != listed or not np.array_equal(scan.groups[:, 0], catalog.group_rows[first:last]):
             raise changed
         self._listing.accept(shard, file)
         self._close_reader(shard)
