@@ -19,7 +19,6 @@ from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.config.options import CacheOptions, Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
-from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
@@ -208,8 +207,7 @@ def compile_pipeline(
     if tokenizer is not None:
         tokenizer.selfcheck(sample_texts(whole, samples))
     ratios = measure_ratios(source, inputs, whole, tokens_per_row or {})
-    curriculum = curriculum_of(
-        source,
+    curriculum = source.curriculum(
         {dataset.name: dataset for dataset in datasets},
         # Of the runs before, too; while they are not known, no lane can be asked for, and any will do.
         [*([run.tokens_per_row for run in earlier] or [ratios] * source.generations), ratios],

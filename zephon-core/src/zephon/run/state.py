@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from zephon.columns.lane_start import LaneStart
-from zephon.config.topology import MAX_LANES, Topology
+from zephon.config.keys import Limit
+from zephon.config.topology import Topology
 from zephon.errors import CheckpointError
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
@@ -51,7 +52,7 @@ class _Stored(msgspec.Struct):
 
     fingerprint: Annotated[dict[str, Any], Meta(max_length=100_000)]
     tokens_per_row: _Ratios
-    lanes_total: Annotated[int, Meta(ge=1, le=MAX_LANES)]
+    lanes_total: Limit
     lanes: dict[str, Annotated[list[_Count], Meta(min_length=6)]]
     rounds: _Count
     extra: _Count
