@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -189,10 +189,6 @@ class Stage:
                 'change is "constant", which holds until the next stage; remove the end, or let change be "linear" or '
                 '"cosine".'
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data of the same shape as the TOML."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"mixture": dict(self.mixture)}
 
     @property
     def in_steps(self) -> bool:
