@@ -72,7 +72,7 @@ BAD_VERIFIES = {
     "{corpus}/recipe.toml --seq-len 8": r"add --tokenizer, --global-batch, --dp\.",
     "{corpus}/one {corpus}/two --dp 1,2": r"--dp goes with a recipe",
     "{corpus}/one {corpus}/tokenizer": r"tokenizer holds no ledger",
-    "{corpus}/one {corpus}/two --plot barcode.bmp": r"barcode.bmp: a picture's name ends in .png",
+    "{corpus}/one {corpus}/two --plot barcode.bmp": r"--plot is barcode.bmp; expected a name that ends in .png",
     "{recipe} --dp 1,3": r"8 lanes .* do not divide among 3",
     "{recipe} --dp 1,,2": r"--dp is '1,,2'; expected whole numbers above 0",
     "{recipe} --dp 1,2 --resume-at 0": r"--resume-at is '0'; expected whole numbers above 0",

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Self
 
 import tyro
 
+from torchtitan_zephon.forms import BaseDataLoader
 from zephon import DataRecipe, RecipeError
 from zephon.loader import SourceRecipe, keys_of
-
-from .forms import BaseDataLoader
 
 __all__ = ["Source", "ZephonConfig"]
 
@@ -91,9 +90,9 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
                 )
         values = {**plain, "recipe": os.fspath(path), **overrides}
         values["sources"] = [s if isinstance(s, Source) else Source(**s) for s in values["sources"]]
-        made = cls(**values)
-        made.to_recipe()
-        return made
+        config = cls(**values)
+        config.to_recipe()
+        return config
 
     def ranges_to_skip(self) -> list[tuple[int, int]]:
         """`skip_steps` as ranges [first, last) of steps counted from 0.

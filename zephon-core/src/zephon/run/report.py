@@ -1,4 +1,4 @@
-"""What a run tells of itself: shares of tokens, packing, what is left over, and the metrics of a training loop."""
+"""What a run tells of itself: shares of tokens, packing, and what is left over."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
 from zephon.engine.totals import Totals
 from zephon.run.compile import Compiled
@@ -16,8 +15,6 @@ __all__ = [
     "Account",
     "LeftOver",
     "Mixture",
-    "Progress",
-    "loader_metrics",
     "mixture_line",
     "mixture_of",
 ]
@@ -111,79 +108,3 @@ class LeftOver:
 
     tokens: int
     records: int
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a loader has done since it was built.
-
-    Attributes:
-        batches: microbatches handed out.
-        wait: seconds that the trainer waited for them, the making of tensors included.
-        places: places for tokens in them.
-        padding: places without a real token.
-        tokens: int64[n_datasets], the real tokens by dataset; 0 before the first batch.
-    """
-
-    batches: int = 0
-    wait: float = 0.0
-    places: int = 0
-    padding: int = 0
-    tokens: np.ndarray | int = 0
-
-    def add(self, batch: SampleBatch, wait: float) -> None:
-        """Count a microbatch for which the trainer waited `wait` seconds."""
-        places, tokens = batch.tokens.size, batch.tokens_by_dataset()
-        self.batches += 1
-        self.wait += wait
-        self.places += places
-        self.padding += places - int(tokens.sum())
-        self.tokens = self.tokens + tokens
-
-    def counts(self, since: Progress, mixture: Mapping[str, Mixture]) -> np.ndarray:
-        """float64[4 + 3 * n_datasets], for `loader_metrics`, to be added up over ranks.
-
-        Batches, seconds of wait, places and padding since then; by dataset, since the loader was built, tokens used,
-        rows skipped and rows failed.
-        """
-        now, then = ((each.batches, each.wait, each.places, each.padding) for each in (self, since))
-        rows = [(part.skipped, part.failed) for part in mixture.values()]
-        by_dataset = np.column_stack([np.broadcast_to(self.tokens, len(rows)), np.reshape(rows, (-1, 2))])
-        return np.concatenate([np.subtract(now, then), by_dataset.reshape(-1)])
-
-
-def loader_metrics(counts: np.ndarray, targets: Mapping[str, float], cursor: int) -> dict[str, float]:
-    """Metrics of a training loop.
-
-    zephon/data_wait(s)
-        Mean time that the trainer waited for each of the batches, which an integration may set to the steps instead.
-    zephon/padding(%)
-        Share of places that hold no real token.
-    zephon/cursor
-        Records that all ranks have used since the start of the run.
-    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
-        Tokens used since the process started; their share of all; the share wanted.
-    zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
-        Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
-        are included.
-
-    Args:
-        counts: sum of `Progress.counts` over the ranks that read different data.
-        targets: wanted share of tokens by dataset name.
-        cursor: records that all ranks have used since the start of the run.
-    """
-    batches, wait, places, padding = counts[:4].tolist()
-    by_dataset = counts[4:].reshape(-1, 3)
-    total = max(1.0, float(by_dataset[:, 0].sum()))
-    metrics = {
-        "zephon/data_wait(s)": wait / max(1, batches),
-        "zephon/padding(%)": 100 * padding / max(1, places),
-        "zephon/cursor": float(cursor),
-    }
-    for (name, target), (tokens, skipped, failed) in zip(targets.items(), by_dataset.tolist(), strict=True):
-        metrics[f"zephon/tokens/{name}"] = tokens
-        metrics[f"zephon/mixture/{name}"] = tokens / total
-        metrics[f"zephon/mixture_target/{name}"] = target
-        metrics[f"zephon/skipped_rows/{name}"] = skipped
-        metrics[f"zephon/failed_rows/{name}"] = failed
-    return metrics
