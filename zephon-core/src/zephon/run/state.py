@@ -30,8 +30,13 @@ SCHEMA_VERSION = 1
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Range = tuple[_Count, _Count]
 _Ratios = dict[str, Annotated[float, Meta(gt=0, le=sys.float_info.max)]]
-_Starts = dict[int, Annotated[list[_Count], Meta(min_length=6)]]
 _T = TypeVar("_T")
+
+
+class _Lanes(msgspec.Struct):
+    """Layout of the lanes of a state; see `LaneStart.as_list`."""
+
+    lanes: dict[int, Annotated[list[_Count], Meta(min_length=6)]]
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,10 @@ class RunState:
             CheckpointError: it is not a whole, undamaged state of this version.
         """
         if not isinstance(data, Mapping) or "zephon" not in data:
-            raise CheckpointError(f"a state is a dict made by Pipeline.checkpoint(); this is {_shown(data)}.")
+            raise CheckpointError(
+                f"a state is a dict made by Pipeline.checkpoint(); this is a {type(data).__name__}"
+                f"{' without the version' if isinstance(data, Mapping) else ''}."
+            )
         content = dict(data)
         version, sealed = content.pop("zephon"), content.pop("checksum", None)
         if type(version) is not int or version != SCHEMA_VERSION:
@@ -104,7 +112,7 @@ class RunState:
                 "the state is damaged or was edited: its content does not match its checksum; take another one."
             )
         try:
-            numbers = msgspec.convert(content.get("lanes"), _Starts, str_keys=True)
+            numbers = msgspec.convert(content, _Lanes, str_keys=True).lanes
             state = msgspec.convert({**content, "lanes": {}}, RunState, str_keys=True)
         except msgspec.ValidationError as error:
             raise CheckpointError(f"the state is damaged: {error}; take another one.") from None
@@ -147,10 +155,6 @@ class RunState:
         """A start with the skips, one per dataset by name, of these datasets."""
         skips = dict(zip(sorted(self.tokens_per_row), start.skips, strict=True)) if start.skips else {}
         return replace(start, skips=tuple(skips.get(name, 0) for name in sorted(datasets)))
-
-
-def _shown(value: Any) -> str:
-    return "a dict without its version" if isinstance(value, Mapping) else f"a {type(value).__name__}"
 
 
 def read_states(states: Any) -> list[RunState]:
