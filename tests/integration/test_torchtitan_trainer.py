@@ -88,21 +88,6 @@ def test_on_as_many_ranks_as_before_with_old_checkpoints_pruned_and_wandb(titan,
         assert b"zephon/" + name in log.read_bytes()
 
 
-@pytest.mark.deep
-def test_a_run_that_holds_the_mixture_goes_on_at_another_number_of_ranks(titan):
-    held = ["--dataloader.ensure_mixture", "--dataloader.ensure_mixture_buffer_size=40"]
-    whole = titan.run("held", 2, *held)
-    assert whole.ok, whole.logs[0]
-    titan.copy_checkpoint("held", SAVED, "held1")
-    run = titan.run("held1", 1, *held)
-    assert run.ok, run.logs[0]
-    assert sorted(run.losses) == list(range(SAVED + 1, STEPS + 1))
-    assert compare(titan.ledger("held"), titan.ledger("held1")) is None
-    titan.copy_checkpoint("held", SAVED, "unheld")
-    run = titan.run("unheld", 1)
-    assert not run.ok and "ensure_mixture" in run.logs[0]
-
-
 def test_killed_between_saves_the_same_command_goes_on(titan, uninterrupted):
     killed = titan.run("killed", 2, "--checkpoint.interval=2", kill_at=3)
     assert killed.codes == [-9, -9]

@@ -254,30 +254,3 @@ def test_a_damaged_vortex_file_is_an_error_of_ours_or_gives_as_many_rows(cases, 
             assert "a.vortex" in str(error) and "\n" not in str(error)
         else:
             assert len(rows) == 200 and raw[-4:] == content[-4:]
-
-
-@pytest.mark.timeout(120)
-@few_or_many
-def test_a_damaged_lance_dataset_is_an_error_of_ours_or_gives_as_many_rows(cases, tmp_path):
-    import lance
-
-    original = tmp_path / "sound.lance"
-    lance.write_dataset(pa.table({"text": [text or "" for text in TEXTS], "n": range(200)}), original)
-    lance.dataset(original).delete("n % 10 = 3")
-    names = sorted(path.relative_to(original) for path in original.rglob("*") if path.is_file())
-    names = [name for name in names if name.suffix in (".lance", ".manifest", ".arrow")]
-    generator = random.Random("lance")
-    for case in range(cases // 6):
-        folder = tmp_path / f"{case}a.lance"  # of one that it knows already, the library would not look at everything
-        shutil.copytree(original, folder)
-        path = folder / generator.choice(names)
-        raw = damaged(path.read_bytes(), generator)
-        is_whole = len(raw) == path.stat().st_size
-        path.write_bytes(raw)
-        try:
-            rows = rows_of(folder, ["text", "n"])
-        except DataError as error:
-            assert "a.lance" in str(error) and "\n" not in str(error)
-        else:
-            assert len(rows) == 180 and (path.suffix != ".lance" or is_whole)
-        shutil.rmtree(folder)

@@ -276,9 +276,9 @@ def test_wrong_work_sources_are_refused(arguments, text):
 def test_wrong_datasets_are_refused():
     with pytest.raises(DataError, match="is one text"):
         Dataset.from_dict("a", {"text": "hello"})
-    with pytest.raises(RecipeError, match="takes a pyarrow"):
+    with pytest.raises(RecipeError, match="expected a pyarrow"):
         Dataset.from_table("a", "x")
-    with pytest.raises(RecipeError, match="format of dataset"):
+    with pytest.raises(RecipeError, match="fmt of dataset"):
         Dataset.from_path("a", "x", ["csv"])
     for wrong in (None, 5):
         with pytest.raises(RecipeError, match="path of a TOML file"):

@@ -176,10 +176,10 @@ def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank
     Raises:
         TopologyError: lanes, ranks and a global batch of the run do not divide.
     """
-    wanted = recipe.canonical_replicas if args.zephon_canonical_replicas is None else args.zephon_canonical_replicas
+    replicas = recipe.canonical_replicas if args.zephon_canonical_replicas is None else args.zephon_canonical_replicas
     sizes, running = _batch_sizes(args, dp_size)
     if (
-        wanted == "auto"
+        replicas == "auto"
         and args.step_batch_size_schedule is None
         and not getattr(args, "_is_global_batch_size_explicitly_specified", True)
     ):
@@ -188,7 +188,7 @@ def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank
             f"is not set: it ({args.global_batch_size} here), and with it the data, would change with the number of "
             f"ranks. Set --global-batch-size {args.global_batch_size}, or --zephon-canonical-replicas."
         )
-    lanes = resolve_lanes(wanted, global_batch=math.gcd(*sizes), dp_degree=dp_size)
+    lanes = resolve_lanes(replicas, global_batch=math.gcd(*sizes), dp_degree=dp_size)
     Topology(lanes, dp_size, dp_rank)
     at_once = args.micro_batch_size * dp_size
     unit = math.lcm(at_once, lanes)

@@ -165,9 +165,9 @@ class TestOptions:
 
 class TestLanes:
     def of(self, recipe, dp_size, *line, lanes=None, **changes):
-        made = DataRecipe.from_toml(recipe)
+        recipe = DataRecipe.from_toml(recipe)
         args = args_of(*line, zephon_canonical_replicas=lanes, **changes)
-        return train_topology(made, args, dp_size=dp_size, dp_rank=0)
+        return train_topology(recipe, args, dp_size=dp_size, dp_rank=0)
 
     def test_come_from_the_global_batch_and_never_from_the_number_of_ranks(self, recipe):
         for ranks in (1, 2, 4, 8):
@@ -205,9 +205,9 @@ class TestLanes:
         assert (topology.lanes, topology.global_batch) == (32, 96)
 
     def test_of_evaluations_are_checked_too(self, recipe):
-        made = DataRecipe.from_toml(recipe).replace(canonical_replicas=3)
+        recipe = DataRecipe.from_toml(recipe).replace(canonical_replicas=3)
         with pytest.raises(TopologyError, match=r"evaluation \(--eval-global-batch-size 8\)"):
-            eval_topology(made, args_of("--global-batch-size=8"), dp_size=1, dp_rank=0)
+            eval_topology(recipe, args_of("--global-batch-size=8"), dp_size=1, dp_rank=0)
 
 
 class TestTokenizer:
@@ -239,7 +239,7 @@ class TestTokenizer:
 
 
 class TestBatches:
-    def made(self, recipe, tokenizer, *line, finite=False):
+    def shaped(self, recipe, tokenizer, *line, finite=False):
         """All batches (or the first) of a form, and the records behind them."""
         eos = load_tokenizer(tokenizer).eos_id
         form = BatchForm.of(args_of(*line), eos)
@@ -249,7 +249,7 @@ class TestBatches:
         return [form.shape(batch) for batch in records], records, eos
 
     def test_are_fresh_dicts_of_what_megatron_knows(self, recipe, tiny_tokenizer):
-        (batch,), (record,), _ = self.made(recipe, tiny_tokenizer)
+        (batch,), (record,), _ = self.shaped(recipe, tiny_tokenizer)
         assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
         for name in ("tokens", "labels", "position_ids"):
             assert batch[name].dtype == torch.int64 and batch[name].shape == (2, SEQ) and batch[name].is_contiguous()
@@ -259,7 +259,7 @@ class TestBatches:
         assert torch.equal(batch["position_ids"], torch.arange(SEQ).repeat(2, 1))
 
     def test_begin_positions_again_after_the_end_of_a_document(self, recipe, tiny_tokenizer):
-        (batch,), _, eos = self.made(recipe, tiny_tokenizer, "--reset-position-ids")
+        (batch,), _, eos = self.shaped(recipe, tiny_tokenizer, "--reset-position-ids")
         expected = torch.zeros_like(batch["tokens"])
         for row, tokens in enumerate(batch["tokens"].tolist()):
             place = 0
@@ -270,7 +270,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("positions", [(), ("--reset-position-ids",)])
     def test_mask_attention_to_other_documents(self, recipe, tiny_tokenizer, positions):
-        (batch,), _, eos = self.made(recipe, tiny_tokenizer, "--reset-attention-mask", *positions)
+        (batch,), _, eos = self.shaped(recipe, tiny_tokenizer, "--reset-attention-mask", *positions)
         mask = batch["attention_mask"]
         assert mask.dtype == torch.bool and mask.shape == (2, 1, SEQ, SEQ)
         for row, tokens in enumerate(batch["tokens"].tolist()):
@@ -280,11 +280,11 @@ class TestBatches:
         assert bool((batch["position_ids"][:, -1] == SEQ - 1).all()) is not bool(positions)
 
     def test_mask_attention_to_what_comes_later(self, recipe, tiny_tokenizer):
-        (batch,), _, _ = self.made(recipe, tiny_tokenizer, "--create-attention-mask-in-dataloader")
+        (batch,), _, _ = self.shaped(recipe, tiny_tokenizer, "--create-attention-mask-in-dataloader")
         assert torch.equal(batch["attention_mask"][1, 0], ~torch.ones(SEQ, SEQ, dtype=torch.bool).tril())
 
     def test_count_no_loss_after_the_end_of_a_document(self, recipe, tiny_tokenizer):
-        (batch,), (record,), eos = self.made(recipe, tiny_tokenizer, "--eod-mask-loss")
+        (batch,), (record,), eos = self.shaped(recipe, tiny_tokenizer, "--eod-mask-loss")
         ends = batch["tokens"] == eos
         assert ends.any() and torch.equal(batch["loss_mask"] == 0, ends)
         labels = torch.from_numpy(record.tokens[:, 1:].astype(np.int64))
@@ -292,7 +292,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("option", ["--sft", "--dataloader-inter-document-masking"])
     def test_carry_the_bounds_of_documents(self, recipe, tiny_tokenizer, option):
-        batches, records, _ = self.made(recipe, tiny_tokenizer, option, finite=True)
+        batches, records, _ = self.shaped(recipe, tiny_tokenizer, option, finite=True)
         for batch, record in zip(batches, records, strict=True):
             bounds, longest = batch["cu_seqlens"], batch["max_seqlen"]
             assert bounds.dtype == longest.dtype == torch.int32
@@ -301,14 +301,14 @@ class TestBatches:
                 inside = {int(start) for start in starts if start < SEQ} | {0}
                 if record.lengths[row] < SEQ:
                     inside.add(int(record.lengths[row]))  # padding is a document of its own
-                wanted = [*sorted(inside), SEQ]
-                assert bounds[row, : len(wanted)].tolist() == wanted and (bounds[row, len(wanted) :] == SEQ).all()
-                assert longest[row] == max(np.diff(wanted))
-                places = torch.cat([torch.arange(length) for length in np.diff(wanted)])
+                expected = [*sorted(inside), SEQ]
+                assert bounds[row, : len(expected)].tolist() == expected and (bounds[row, len(expected) :] == SEQ).all()
+                assert longest[row] == max(np.diff(expected))
+                places = torch.cat([torch.arange(length) for length in np.diff(expected)])
                 assert torch.equal(batch["position_ids"][row], places)
 
     def test_count_no_loss_where_labels_are_masked_and_have_labels_that_models_know(self, recipe, tiny_tokenizer):
-        batches, records, _ = self.made(recipe, tiny_tokenizer, "--sft", finite=True)
+        batches, records, _ = self.shaped(recipe, tiny_tokenizer, "--sft", finite=True)
         masked = 0
         for batch, record in zip(batches, records, strict=True):
             ignored = record.to_training()["labels"] == -100
@@ -341,22 +341,15 @@ class TestBatches:
         tokenizer = load_tokenizer(tiny_tokenizer)
         pipeline = Pipeline.from_recipe(path, tokenizer=tiny_tokenizer, seq_len=128, microbatch_size=2, drop_last=False)
         form = BatchForm.of(args_of("--sft", "--seq-length=128"), tokenizer.eos_id)
-        said = set()
+        trained_on = set()
         for batch in map(form.shape, pipeline):
             for labels, mask in zip(batch["labels"], batch["loss_mask"], strict=True):
-                said |= set(tokenizer.decode(labels[mask == 1].numpy()).replace("answer", "\nanswer").split("\n"))
-        assert {f"answer {i} words" for i in range(40)} <= said
-        assert not any("question" in text or "user" in text for text in said)
+                trained_on |= set(tokenizer.decode(labels[mask == 1].numpy()).replace("answer", "\nanswer").split("\n"))
+        assert {f"answer {i} words" for i in range(40)} <= trained_on
+        assert not any("question" in text or "user" in text for text in trained_on)
 
 
 class TestTrainLoader:
-    def test_gives_batches_from_next_alone(self, recipe, tiny_tokenizer):
-        loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1))
-        first, second = next(loader), next(loader)
-        assert first is not second and not torch.equal(first["tokens"], second["tokens"])
-        assert loader.progress.batches == 2 and loader.progress.wait > 0
-        loader.close()
-
     def test_saves_its_lanes_as_plain_data_on_one_of_its_peers(self, recipe, tiny_tokenizer):
         described = TrainLoader(
             pipeline_of(recipe, tiny_tokenizer, ranks=2, rank=1), BatchForm(SEQ, 1, 1), lambda: {"iteration": 1}

@@ -329,9 +329,6 @@ class TestState:
             loader.state_dict()
         iterator.close()
 
-    def test_that_is_empty_changes_nothing(self, recipe, tokenizer):
-        Trainer(config(recipe), tokenizer).dataloader.load_state_dict({})
-
     def test_of_stock_torchtitan_does_not_go_to_another_number_of_ranks(self):
         class Numbers(torch.utils.data.IterableDataset):
             def __iter__(self):

@@ -73,7 +73,7 @@ def test_the_order_of_operators_and_their_datasets_are_checked(tiny_tokenizer):
         (lambda p: p.filter("text > 1"), 'dataset "web": the filter "text > 1" cannot be computed'),
         (
             lambda p: p.map_transform(lambda row: {"text": row["number"]}),
-            r'dataset "web", after its operators: tokenize: column "text" holds int64; text is needed',
+            r'dataset "web", after its operators: tokenize: column "text" holds int64; expected text',
         ),
     ],
 )

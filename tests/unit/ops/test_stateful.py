@@ -43,9 +43,9 @@ class Failing(Stateful):
     ("how", "words"),
     [
         ("raises", "ZeroDivisionError"),
-        ("key", r"it gave a column named 5; a text other than '_row' is needed"),
+        ("key", r"it gave a column named 5; expected a text other than '_row'"),
         ("kept", "it gave a column named '_row'"),
-        ("kind", "it gave int; a dict, a list of dicts or None is needed"),
+        ("kind", "it gave int; expected a dict, a list of dicts or None"),
         ("text", "half a surrogate pair"),
     ],
 )
@@ -78,7 +78,7 @@ def test_a_row_that_fails_in_the_sample_is_named_before_the_run(tiny_tokenizer):
     ("how", "words"),
     [
         ("flush", r"flush failed at the end of window \d+ of lane \d \(ValueError: no end\)"),
-        ("flush key", r"flush failed at the end of window \d+ of lane \d \(it gave a column named 1"),
+        ("flush key", r"flush failed at the end of window \d+ of lane \d \(TypeError: it gave a column named 1"),
         ("flush text", r'it gave 5 \(int\) for column "text".* It came from flush at the end of window \d+ of lane'),
     ],
 )

@@ -94,24 +94,22 @@ class CountingTransform(Kept):
         return {"text": f"{row['text']} {CountingTransform.calls}"}
 
 
-AGAIN, SHARED = (
-    "gives another result when it is called again",
-    "gives other rows while a window of another lane is open",
-)
+OF_ROWS = "gives another result when it is called again, or with other rows beside it"
+OF_STATE = "gives other rows when it is called again, or while a window of another lane is open"
 
 
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (lambda p: p.map_transform(Counting()), rf'Counting. {AGAIN}.*"web", row 0'),
-        (lambda p: p.map_batches(numbered_in_its_block), "depend on earlier calls or on which rows are put together"),
-        (lambda p: p.stateful_transform(OneState()), SHARED),
-        (lambda p: p.stateful_transform(OneList()), SHARED),
-        (lambda p: p.stateful_transform(ItsOwnState()), f"{SHARED}.*at the end of the window"),
-        (lambda p: p.stateful_transform(OnItsClass()), f'{SHARED}.*"web", row 1. Make all of the state anew'),
-        (lambda p: p.stateful_transform(OnlyAtTheEnd()), f'{SHARED}.*"web", at the end of the window'),
-        (lambda p: p.stateful_transform(CountingPush()), AGAIN),
-        (lambda p: p.stateful_transform(CountingTransform()), AGAIN),
+        (lambda p: p.map_transform(Counting()), rf'Counting. {OF_ROWS}.*"web", row 0'),
+        (lambda p: p.map_batches(numbered_in_its_block), OF_ROWS),
+        (lambda p: p.stateful_transform(OneState()), OF_STATE),
+        (lambda p: p.stateful_transform(OneList()), OF_STATE),
+        (lambda p: p.stateful_transform(ItsOwnState()), f"{OF_STATE}.*at the end of the window"),
+        (lambda p: p.stateful_transform(OnItsClass()), f'{OF_STATE}.*"web", row 1. Make all of the state anew'),
+        (lambda p: p.stateful_transform(OnlyAtTheEnd()), f'{OF_STATE}.*"web", at the end of the window'),
+        (lambda p: p.stateful_transform(CountingPush()), OF_STATE),
+        (lambda p: p.stateful_transform(CountingTransform()), OF_ROWS),
     ],
 )
 def test_functions_that_break_the_rules_are_found_before_the_run(tiny_tokenizer, make, words):

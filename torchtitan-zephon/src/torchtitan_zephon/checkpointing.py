@@ -198,8 +198,8 @@ def _about_to_load(view: TrainerView) -> str | None:
 
 
 def _step_of(name: str) -> int:
-    found = re.search(r"step-(\d+)", name)
-    return int(found[1]) if found else -1
+    match = re.search(r"step-(\d+)", name)
+    return int(match[1]) if match else -1
 
 
 def _is_whole(folder: str, step: int) -> bool:

@@ -102,8 +102,8 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
         """
         ranges = []
         for text in self.skip_steps:
-            found = re.fullmatch(r"\s*([1-9][0-9]{0,14})(?:-([1-9][0-9]{0,14}))?\s*", str(text))
-            first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+            match = re.fullmatch(r"\s*([1-9][0-9]{0,14})(?:-([1-9][0-9]{0,14}))?\s*", str(text))
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if last < first:
                 raise RecipeError(
                     f"dataloader.skip_steps holds {text!r}; expected a step such as 1000, or a range such as "

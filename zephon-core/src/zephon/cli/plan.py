@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -38,26 +39,27 @@ class Forecast:
         self._curriculum = curriculum
         self._lanes = compiled.topology.lanes
         self._ratios = list(compiled.tokens_per_row.values())
-        chunks = curriculum.chunks
-        self.tokens = None if chunks is None else int(self._tokens(chunks) * self._lanes)
+        self._chunks = curriculum.chunks_of(0)
+        self._rows_in = cache(self._rows_in_chunk)
+        self.tokens = None if self._chunks is None else int(self._tokens(self._rows_in(self._chunks)[0]))
         """Planned tokens after which the data ends, or None."""
 
     def rows(self, tokens: float) -> list[float]:
         """Rows of each dataset by so many planned tokens, over all lanes."""
-        wanted, high = tokens / self._lanes, 1
-        chunks = self._curriculum.chunks
-        while self._tokens(high) < wanted and (chunks is None or high < chunks):
+
+        def before(index: int) -> float:
+            return self._tokens(self._rows_in(index)[0])
+
+        high = 1
+        while before(high) < tokens and (self._chunks is None or high < self._chunks):
             high *= 2
-        index = max(1, bisect_left(range(high + 1), wanted, key=self._tokens)) - 1
-        low, top = 0.0, 1.0
-        for _ in range(40):
-            middle = (low + top) / 2
-            low, top = (low, middle) if self._tokens(index, middle) >= wanted else (middle, top)
-        # The curriculum goes in whole rows, or tokens, of a lane; a short run is drawn between them.
-        before, after = self._curriculum.rows_due(index, low), self._curriculum.rows_due(index, top)
-        less, more = self._tokens(index, low), self._tokens(index, top)
-        part = min(1.0, max(0.0, (wanted - less) / (more - less))) if more > less else 1.0
-        return [(b + (a - b) * part) * self._lanes for b, a in zip(before, after, strict=True)]
+        index = max(1, bisect_left(range(high + 1), tokens, key=before)) - 1
+        rows = self._rows_in(index)
+        sums = [self._tokens(each) for each in rows]
+        k = max(1, min(bisect_left(sums, tokens), len(sums) - 1))
+        less, more = sums[k - 1], sums[k]
+        part = min(1.0, max(0.0, (tokens - less) / (more - less))) if more > less else 1.0
+        return [a + (b - a) * part for a, b in zip(rows[k - 1], rows[k], strict=True)]
 
     def shares(self, begin: float, end: float) -> list[float]:
         """Share of each dataset in the planned tokens from `begin` to `end`."""
@@ -65,8 +67,12 @@ class Forecast:
         tokens = [(after - before) * ratio for before, after, ratio in pairs]
         return [each / (sum(tokens) or 1.0) for each in tokens]
 
-    def _tokens(self, index: int, part: float = 0.0) -> float:
-        return sum(r * t for r, t in zip(self._curriculum.rows_due(index, part), self._ratios, strict=True))
+    def _rows_in_chunk(self, index: int) -> list[list[float]]:
+        """Rows of each dataset in the course of chunk `index` of the lanes, over all lanes."""
+        return [[rows * self._lanes / 2**16 for rows in due] for due in self._curriculum.due_through(0, index)]
+
+    def _tokens(self, rows: Sequence[float]) -> float:
+        return sum(count * ratio for count, ratio in zip(rows, self._ratios, strict=True))
 
 
 def plan(

@@ -10,7 +10,8 @@ already used at which the lane can be entered, since the records up to there are
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -30,77 +31,70 @@ Cuts = Mapping[int, tuple[int, int]]
 
 
 class Continued:
-    """`chunk(lane, index)` of a run that was taken over.
+    """The `Curriculum` of a run that was taken over, see there.
 
     Args:
         before: the earlier curriculum.
         place: int64[n_datasets of `before`], their indices in the new one.
         cuts: where lanes are cut; a lane without a cut raises a `CheckpointError`.
+        make_after: the new curriculum, given the rows of each of its datasets that a lane has had before its cut.
     """
 
-    def __init__(self, before: AnyCurriculum, place: Sequence[int], cuts: Cuts) -> None:
+    def __init__(
+        self,
+        before: AnyCurriculum,
+        place: Sequence[int],
+        cuts: Cuts,
+        make_after: Callable[[Callable[[int], list[int]]], Curriculum],
+    ) -> None:
         self._before, self._cuts = before, cuts
         self._place = np.asarray(place, dtype=np.int32)
         self._taken: dict[int, list[int]] = {}
-        self._after: Curriculum | None = None
-
-    def go_on_with(self, after: Curriculum) -> None:
-        """Set the new curriculum, which has been given `taken`."""
-        self._after = after
+        self._after = make_after(self.taken)
 
     def taken(self, lane: int) -> list[int]:
         """Rows of each dataset of the new curriculum that `lane` has had before its cut."""
         if lane not in self._taken:
             index, rows = self._cut(lane)
-            before = self._before.rows_before(lane, index)
+            counts = self.rows_before(lane, index)
             if rows:
-                chunk = self._before.chunk(lane, index)
+                chunk = self.chunk(lane, index)
                 assert chunk is not None
-                part = np.bincount(chunk.dataset[:rows], minlength=len(before))
-                before = [had + more for had, more in zip(before, part.tolist(), strict=True)]
-            self._taken[lane] = self._moved(before)
+                part = np.bincount(chunk.dataset, minlength=len(counts)).tolist()
+                counts = [had + more for had, more in zip(counts, part, strict=True)]
+            self._taken[lane] = counts
         return self._taken[lane]
 
     def chunk(self, lane: int, index: int) -> Chunk | None:
-        """Chunk `index` of `lane`, or None past the end."""
         cut, rows = self._cut(lane)
         if index > cut:
-            return self._new.chunk(lane, index - cut - 1)
+            return self._after.chunk(lane, index - cut - 1)
         chunk = self._before.chunk(lane, index)
         if chunk is None:  # the earlier curriculum ended here
             return Chunk(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64))
-        if index == cut:
-            chunk = Chunk(chunk.dataset[:rows], chunk.row[:rows])
-        return Chunk(self._place[chunk.dataset], chunk.row)
+        end = rows if index == cut else len(chunk)
+        return Chunk(self._place[chunk.dataset[:end]], chunk.row[:end])
 
     def rows_before(self, lane: int, index: int) -> list[int]:
-        """Rows of each dataset that `lane` has taken before chunk `index`."""
         cut, _ = self._cut(lane)
         if index > cut:
-            return self._new.rows_before(lane, index - cut - 1)
+            return self._after.rows_before(lane, index - cut - 1)
         return self._moved(self._before.rows_before(lane, index))
 
     def due_through(self, lane: int, index: int) -> list[list[int]]:
-        """As `Curriculum.due_through`; the chunk of the cut is told as if it were whole."""
+        """As in a `Curriculum`, but what is due in the chunk of the cut is of the whole chunk."""
         cut, _ = self._cut(lane)
         if index > cut:
-            return self._new.due_through(lane, index - cut - 1)
+            return self._after.due_through(lane, index - cut - 1)
         return [self._moved(due) for due in self._before.due_through(lane, index)]
 
     def cut_at(self, lane: int, index: int) -> int | None:
-        """The rows of chunk `index` of `lane` before the place where the run was taken over, or None: nowhere in it."""
         cut, rows = self._cut(lane)
         return rows if index == cut else self._before.cut_at(lane, index) if index < cut else None
 
     def chunks_of(self, lane: int) -> int | None:
-        """Chunks of `lane`, or None where there is no end."""
-        chunks = self._new.chunks_of(lane)
+        chunks = self._after.chunks_of(lane)
         return None if chunks is None else self._cut(lane)[0] + 1 + chunks
-
-    @property
-    def _new(self) -> Curriculum:
-        assert self._after is not None
-        return self._after
 
     def _cut(self, lane: int) -> tuple[int, int]:
         if lane not in self._cuts:
@@ -108,7 +102,8 @@ class Continued:
         return self._cuts[lane]
 
     def _moved(self, counts: Sequence[int]) -> list[int]:
-        moved = [0] * self._new.n_datasets
+        """Counts by dataset of the earlier curriculum, by dataset of the new one."""
+        moved = [0] * self._after.n_datasets
         for d, count in zip(self._place.tolist(), counts, strict=True):
             moved[d] = count
         return moved
@@ -138,8 +133,9 @@ def curriculum_of(
     """
     datasets = [opened[name] for name in source.names]
     ratios = [tokens_per_row[-1][name] for name in source.names]
+    curriculum = partial(source.curriculum, datasets, ratios, lanes, tokens_per_step)
     if source.continues is None:
-        return source.curriculum(datasets, ratios, lanes=lanes, tokens_per_step=tokens_per_step)
+        return curriculum()
     before = curriculum_of(
         source.continues,
         opened,
@@ -149,8 +145,4 @@ def curriculum_of(
         cuts=cuts[:-1],
     )
     place = [source.names.index(name) for name in source.continues.names]
-    continued = Continued(before, place, cuts[-1] if cuts else {})
-    continued.go_on_with(
-        source.curriculum(datasets, ratios, lanes=lanes, tokens_per_step=tokens_per_step, taken=continued.taken)
-    )
-    return continued
+    return Continued(before, place, cuts[-1] if cuts else {}, curriculum)

@@ -24,8 +24,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any
+from functools import cached_property
+from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
@@ -33,12 +34,12 @@ from zephon.curriculum.order import DatasetOrder
 from zephon.curriculum.permute import derive_key, hash64, mix_key, shuffled_indices
 from zephon.curriculum.schedule import Span
 
-__all__ = ["Chunk", "Curriculum", "Ending", "row_weights"]
+__all__ = ["Chunk", "Curriculum", "Ending", "constant_curve", "row_weights", "scheduled_curve"]
 
 _WEIGHT_ONE = 1 << 48
 _FRACTION_BITS = 40
 _RATE_ONE = 1 << 64
-_GRID_BITS = 5
+_GRID_BITS = 5  # a rate that changes in a chunk is looked up at every 32nd of it
 
 
 def row_weights(token_weights: Sequence[float], tokens_per_row: Sequence[float]) -> list[int]:
@@ -77,30 +78,34 @@ class Ending:
     ends_run: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
-    """Rates of all datasets over some stretch of time, straight lines between knots.
+# ---------------------------------------------------------------------------------------------------------------------
+# Rates
 
-    Attributes:
-        knots: times, ascending from 0; the last is the end, except that one knot alone means rates without end.
-        rates: [n_knots][n_datasets].
-        total: a dataset advances by rate / total rows per lane and unit of time.
-        areas: [n_knots][n_datasets], twice the integral of the rate up to each knot.
+
+@dataclass(frozen=True)
+class Curve:
+    """Rates of all datasets over some stretch of time: straight lines between knots.
+
+    A dataset advances by rate / total rows per lane and unit of time.
     """
 
-    knots: tuple[int, ...]
-    rates: tuple[tuple[int, ...], ...]
+    knots: Sequence[int]  # times, ascending from 0; the last is the end, but one knot alone means rates without end
+    rates: Sequence[Sequence[int]]  # [n_knots][n_datasets]
     total: int
-    areas: tuple[tuple[int, ...], ...]
+    step: int  # time per chunk; the last chunk of a segment may cover less
 
-    @staticmethod
-    def through(knots: Sequence[int], rates: Sequence[Sequence[int]], total: int) -> _Curve:
-        """The curve through some knots."""
-        areas = [(0,) * len(rates[0])]
-        for i in range(1, len(knots)):
-            width = knots[i] - knots[i - 1]
-            areas.append(tuple(a + (p + q) * width for a, p, q in zip(areas[-1], rates[i - 1], rates[i], strict=True)))
-        return _Curve(tuple(knots), tuple(tuple(each) for each in rates), total, tuple(areas))
+    @cached_property
+    def _areas(self) -> list[list[int]]:
+        """[n_knots][n_datasets], twice the integral of the rate up to each knot."""
+        areas = [[0] * len(self.rates[0])]
+        for (low, before), (high, after) in pairwise(zip(self.knots, self.rates, strict=True)):
+            areas.append([a + (p + q) * (high - low) for a, p, q in zip(areas[-1], before, after, strict=True)])
+        return areas
+
+    @cached_property
+    def is_straight(self) -> bool:
+        """Whether all rates stay the same."""
+        return all(map(self.is_flat, range(len(self.rates[0]))))
 
     @property
     def length(self) -> int | None:
@@ -118,7 +123,7 @@ class _Curve:
         k = min(bisect_right(self.knots, x) - 1, len(self.knots) - 2)
         width, into = self.knots[k + 1] - self.knots[k], x - self.knots[k]
         rate, slope = self.rates[k][d], self.rates[k + 1][d] - self.rates[k][d]
-        twice = self.areas[k][d] * width + 2 * rate * into * width + slope * into * into
+        twice = self._areas[k][d] * width + 2 * rate * into * width + slope * into * into
         return (twice << _FRACTION_BITS) // (2 * self.total * width)
 
     def when(self, d: int, rows: int) -> int | None:
@@ -126,105 +131,107 @@ class _Curve:
         if len(self.knots) == 1:
             rate = self.rates[0][d]
             return -(-rows * self.total // (rate << _FRACTION_BITS)) if rate else None
-        low, high = 0, self.knots[-1]
-        if self.due(d, high) < rows:
+        if self.due(d, self.knots[-1]) < rows:
             return None
+        low, high = 0, self.knots[-1]
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if self.due(d, middle) >= rows else (middle, high)
         return high
 
 
+CurveFrom = Callable[[Sequence[bool], int], Curve | None]
+"""What is left of a stretch of a run, given which datasets have ended, after some time of it; None at its end, and
+where no dataset is left."""
+
+
+def constant_curve(weights: Sequence[int], chunk_size: int, ended: Sequence[bool], at: int) -> Curve | None:
+    """A mixture that stays the same; time is rows per lane. A `CurveFrom` once the first two arguments are bound.
+
+    Args:
+        weights: whole-number row weights, one per dataset (see `row_weights`).
+        chunk_size: rows per chunk.
+        ended: whether each dataset has ended.
+        at: not needed.
+    """
+    rates = [0 if gone else weight for weight, gone in zip(weights, ended, strict=True)]
+    return Curve((0,), [rates], sum(rates), chunk_size) if any(rates) else None
+
+
+def scheduled_curve(
+    span: Span, tokens_per_row: Sequence[float], lanes: int, chunk_size: int, ended: Sequence[bool], at: int
+) -> Curve | None:
+    """A span of a schedule; time is planned tokens over all lanes. A `CurveFrom` once the first four are bound.
+
+    Args:
+        span: the span.
+        tokens_per_row: one per dataset.
+        lanes: L.
+        chunk_size: rows per chunk, about.
+        ended: whether each dataset has ended.
+        at: time after which the span is wanted.
+    """
+    knots, shares = span.knots, [list(each) for each in span.shares]
+    if at and span.length is not None:
+        if at == span.length:
+            return None
+        k = bisect_right(knots, at) - 1
+        into, width = at - knots[k], knots[k + 1] - knots[k]
+        here = [p + (q - p) * into // width for p, q in zip(shares[k], shares[k + 1], strict=True)]
+        knots, shares = (0, *(knot - at for knot in knots[k + 1 :])), [here, *shares[k + 1 :]]
+    live = [[0 if gone else share for share, gone in zip(each, ended, strict=True)] for each in shares]
+    sums = [sum(each) for each in live]
+    # Where nobody is left at a knot, the mixture of the nearest one where somebody is holds.
+    full = [k for k, total in enumerate(sums) if total]
+    if not full:
+        return None
+    ratios = [float(ratio).as_integer_ratio() for ratio in tokens_per_row]
+
+    def rates_at(knot: int) -> list[int]:
+        k = min(full, key=lambda other: abs(other - knot))
+        return [
+            max(1, share * _RATE_ONE * below // (sums[k] * above)) if share else 0
+            for share, (above, below) in zip(live[k], ratios, strict=True)
+        ]
+
+    rates = [rates_at(knot) for knot in range(len(knots))]
+    if len(knots) == 1:
+        step = lanes * chunk_size * _RATE_ONE // sum(rates[0])
+    else:
+        areas = ((b - a) * (sum(p) + sum(q)) for (a, p), (b, q) in pairwise(zip(knots, rates, strict=True)))
+        rows = sum(areas) // (2 * _RATE_ONE)
+        step = -(-knots[-1] // max(1, -(-rows // (lanes * chunk_size))))
+    return Curve(knots, rates, lanes * _RATE_ONE, max(1, step))
+
+
 @dataclass(frozen=True, slots=True)
 class _Segment:
-    """From chunk `first` on, rates follow `curve`.
-
-    Attributes:
-        first: the first chunk.
-        step: time that a chunk covers; the last chunk of the segment may cover less.
-        length: time at which the segment ends, or None.
-        base: what was due before, rows << 40.
-        ended: whether each dataset has ended.
-    """
+    """From chunk `first` on, rates follow `curve`."""
 
     first: int
-    step: int
-    length: int | None
-    base: tuple[int, ...]
-    curve: _Curve
-    ended: tuple[bool, ...]
+    length: int | None  # the time at which it ends
+    curve: Curve
+    base: tuple[int, ...]  # by dataset, what was due before, rows << 40
+    ended: tuple[bool, ...]  # by dataset
+    limits: Sequence[int | None]  # by dataset, what is due at its end, rows << 40
 
     def time(self, index: int) -> int:
         """When chunk `index` begins, in the time of the curve."""
-        x = (index - self.first) * self.step
+        x = (index - self.first) * self.curve.step
         return x if self.length is None else min(x, self.length)
 
+    def times(self, index: int) -> list[int]:
+        """When every 32nd of chunk `index` begins, and its end."""
+        begin, width = self.time(index), self.time(index + 1) - self.time(index)
+        return [begin + (width * k >> _GRID_BITS) for k in range((1 << _GRID_BITS) + 1)]
 
-class _Constant:
-    """The only stretch of a run whose mixture stays the same; time is rows per lane."""
-
-    length = None
-
-    def __init__(self, weights: Sequence[int], chunk_size: int) -> None:
-        self._weights, self._size = weights, chunk_size
-
-    def curve(self, ended: Sequence[bool], at: int) -> _Curve | None:
-        """What is left of the stretch after time `at`; None where no dataset is left."""
-        rates = [0 if gone else weight for weight, gone in zip(self._weights, ended, strict=True)]
-        return _Curve.through((0,), [rates], sum(rates)) if any(rates) else None
-
-    def step(self, curve: _Curve) -> int:
-        """Time per chunk."""
-        return self._size
+    def due(self, d: int, x: int) -> int:
+        """Rows of dataset `d` due per lane by time `x`, times 2**40, whether it has ended before or not."""
+        return self.base[d] + self.curve.due(d, x)
 
 
-class _Scheduled:
-    """A span of a schedule; time is planned tokens over all lanes."""
-
-    def __init__(self, span: Span, tokens_per_row: Sequence[float], lanes: int, chunk_size: int) -> None:
-        self.length = span.length
-        self._span, self._lanes, self._rows = span, lanes, lanes * chunk_size
-        self._ratios = [float(ratio).as_integer_ratio() for ratio in tokens_per_row]
-
-    def curve(self, ended: Sequence[bool], at: int) -> _Curve | None:
-        """What is left of the span after time `at`; None where no dataset is left."""
-        knots, shares = self._span.knots, [list(each) for each in self._span.shares]
-        if at and len(knots) > 1:
-            k = bisect_right(knots, at) - 1
-            into, width = at - knots[k], knots[k + 1] - knots[k]
-            here = [p + (q - p) * into // width for p, q in zip(shares[k], shares[k + 1], strict=True)]
-            knots, shares = (0, *(knot - at for knot in knots[k + 1 :])), [here, *shares[k + 1 :]]
-        live = [[0 if gone else s for s, gone in zip(each, ended, strict=True)] for each in shares]
-        sums = [sum(each) for each in live]
-        if not any(sums):
-            return None
-        # Where nobody is left at a knot, the mixture of the nearest one where somebody is holds.
-        full = [k for k, total in enumerate(sums) if total]
-        nearest = [min(full, key=lambda f, k=k: (abs(f - k), f)) for k in range(len(sums))]  # type: ignore[misc]
-        rates = [
-            [
-                max(1, share * _RATE_ONE * below // (sums[k] * above)) if share else 0
-                for share, (above, below) in zip(live[k], self._ratios, strict=True)
-            ]
-            for k in nearest
-        ]
-        return _Curve.through(knots, rates, self._lanes * _RATE_ONE)
-
-    def step(self, curve: _Curve) -> int:
-        """Time per chunk: the curve's length cut into chunks of about the wanted number of rows."""
-        if curve.length is None:
-            return max(1, self._rows * _RATE_ONE // sum(curve.rates[0]))
-        rows = sum(curve.areas[-1]) // (2 * _RATE_ONE)
-        return max(1, -(-curve.length // max(1, -(-rows // self._rows))))
-
-
-@dataclass(frozen=True, slots=True)
-class _Route:
-    """The segments of a run, or of one lane of it, ascending; the last one is the end where there is one."""
-
-    segments: tuple[_Segment, ...]
-    firsts: tuple[int, ...]
-    chunks: int | None
+# ---------------------------------------------------------------------------------------------------------------------
+# Chunks
 
 
 class Curriculum:
@@ -232,76 +239,47 @@ class Curriculum:
 
     Args:
         orders: one per dataset.
-        weights: whole-number row weights, one per dataset (see `row_weights`); unused under a schedule.
+        stretches: the mixture, one stretch after the other; see `constant_curve` and `scheduled_curve`.
         lanes: L.
-        chunk_size: rows per chunk; about so many under a schedule.
         seed: seed of the run.
-        repeat: go through every dataset again and again; else each row is used once and the lanes end.
-        endings: one per dataset, in place of `repeat`.
-        spans: a schedule.
-        tokens_per_row: one per dataset, for the schedule.
+        endings: one per dataset; by default none ends.
         taken: rows of each dataset that a lane has had before the first chunk, by an earlier curriculum.
     """
 
     def __init__(
         self,
         orders: Sequence[DatasetOrder],
-        weights: Sequence[int],
+        stretches: Sequence[CurveFrom],
         *,
         lanes: int,
-        chunk_size: int,
         seed: int,
-        repeat: bool = True,
         endings: Sequence[Ending] | None = None,
-        spans: Sequence[Span] | None = None,
-        tokens_per_row: Sequence[float] | None = None,
         taken: Callable[[int], Sequence[int]] | None = None,
     ) -> None:
-        self._orders = list(orders)
-        self._lanes = lanes
-        self._endings = list(endings) if endings is not None else [Ending(None if repeat else 1)] * len(orders)
+        self._orders, self._stretches, self._lanes = list(orders), list(stretches), lanes
+        self._endings = list(endings) if endings is not None else [Ending()] * len(orders)
         self._taken = taken
         self._key = derive_key("mixture", seed)
         self._phases = [shuffled_indices(mix_key(self._key, 1, d), lanes).tolist() for d in range(len(orders))]
-        self._stretches: list[_Constant] | list[_Scheduled] = [_Constant(list(weights), chunk_size)]
-        if spans is not None:
-            assert tokens_per_row is not None
-            self._stretches = [_Scheduled(span, tokens_per_row, lanes, chunk_size) for span in spans]
-        self._routes: dict[int, _Route] = {}
-        self._grids: dict[tuple[int, int], list[np.ndarray | None]] = {}
-        self._lock = Lock()
-        # What a lane gets of each dataset, as a fixed-point number of rows, rounded up so that none is cut short.
-        self._common = self._route(self._limits(0)) if taken is None else None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _lock=Lock())
+        self._routes: dict[int, list[_Segment]] = {}
 
     @property
     def n_datasets(self) -> int:
         """How many datasets there are."""
         return len(self._orders)
 
-    @property
-    def chunks(self) -> int | None:
-        """Chunks of a lane, or None where there is no end; of a curriculum that takes over, those of lane 0."""
-        return self.chunks_of(0)
-
     def chunks_of(self, lane: int) -> int | None:
         """Chunks of `lane`, or None where there is no end."""
-        return self._route_of(lane).chunks
+        last = self._route(lane)[-1]
+        return None if any(last.curve.rates[0]) else last.first
 
     def chunk(self, lane: int, index: int) -> Chunk | None:
         """Chunk `index` of `lane`, or None past the end."""
-        route = self._route_of(lane)
-        if route.chunks is not None and index >= route.chunks:
+        chunks = self.chunks_of(lane)
+        if chunks is not None and index >= chunks:
             return None
         begin, end = self.rows_before(lane, index), self.rows_before(lane, index + 1)
-        segment = _segment(route, index)
-        grid = self._grid(segment, index)
-        bent = [None] * len(self._orders) if grid is None else grid
+        segment = self._segment(lane, index)
         datasets, rows, keys = [], [], []
         for d, order in enumerate(self._orders):
             count = end[d] - begin[d]
@@ -313,8 +291,10 @@ class Curriculum:
             nth = np.arange(count, dtype=np.uint64)
             jitter = hash64(mix_key(self._key, 2, lane, index, d), nth) >> np.uint64(32)
             key = ((nth << np.uint64(32)) + jitter) // np.uint64(wanted)
+            if not segment.curve.is_flat(d):
+                key = _bend(key, [segment.curve.due(d, x) for x in segment.times(index)])
             datasets.append(np.full(count, d, dtype=np.int32))
-            keys.append(key if (bend := bent[d]) is None else _bend(key, bend))
+            keys.append(key)
             rows.append(order.rows(lane, begin[d], end[d]))
         if not rows:
             return Chunk(np.empty(0, dtype=np.int32), np.empty(0, dtype=np.int64))
@@ -329,31 +309,14 @@ class Curriculum:
 
     def rows_before(self, lane: int, index: int) -> list[int]:
         """Rows of each dataset that `lane` has taken before chunk `index`, those of an earlier curriculum included."""
-        segment = _segment(self._route_of(lane), index)
-        taken = self._taken(lane) if self._taken is not None else None
-        rows = []
-        for d, ending in enumerate(self._endings):
-            before = 0 if taken is None else int(taken[d])
-            limit = None if ending.passes is None else self._orders[d].rows_of_lane(lane, ending.passes)
-            if segment.ended[d] and limit is not None:
-                rows.append(max(before, limit))
-                continue
-            target = before + self._target(segment, lane, d, index)
-            rows.append(target if limit is None else max(before, min(target, limit)))
+        segment, rows = self._segment(lane, index), []
+        for d, (before, ending) in enumerate(zip(self._before(lane), self._endings, strict=True)):
+            count = before + self._target(segment, lane, d, index)
+            if ending.passes is not None:
+                whole = self._orders[d].rows_of_lane(lane, ending.passes)
+                count = max(before, whole if segment.ended[d] else min(count, whole))
+            rows.append(count)
         return rows
-
-    def rows_due(self, index: int, part: float = 0.0) -> list[float]:
-        """Rows of each dataset due per lane by some part of the way through chunk `index`: a forecast, within a row of
-        each lane. Not for a curriculum that takes over."""
-        assert self._common is not None
-        segment = _segment(self._common, index)
-        begin, end = segment.time(index), segment.time(index + 1)
-        due = [base + segment.curve.due(d, begin + int((end - begin) * part)) for d, base in enumerate(segment.base)]
-        limits = [self._fixed_limit(d) for d in range(len(due))]
-        return [
-            (each if limit is None else min(each, limit)) / (1 << _FRACTION_BITS)
-            for each, limit in zip(due, limits, strict=True)
-        ]
 
     def due_through(self, lane: int, index: int) -> list[list[int]]:
         """Rows of each dataset that are due to `lane` at evenly spaced times of chunk `index`, from begin to end of it,
@@ -362,133 +325,100 @@ class Curriculum:
         There are two times where rates stay the same. A lane that is through a part of the chunk is no further than a
         row from what is due.
         """
-        segment = _segment(self._route_of(lane), index)
-        begin, end = segment.time(index), segment.time(index + 1)
-        before = self._taken(lane) if self._taken else [0] * len(self._orders)
-        limits = self._limits(lane)
+        segment, before = self._segment(lane, index), self._before(lane)
+        times = segment.times(index)
 
-        def due(x: int) -> list[int]:
-            counts = []
-            for d, base in enumerate(segment.base):
-                count, limit = base + segment.curve.due(d, x), limits[d]
-                counts.append((int(before[d]) << 16) + ((count if limit is None else min(count, limit)) >> 24))
-            return counts
+        def ends(d: int, limit: int | None) -> bool:
+            return limit is not None and not segment.ended[d] and segment.due(d, times[-1]) > limit
 
-        first, last = due(begin), due(end)
-        ends = any(
-            limit is not None and base + segment.curve.due(d, end) > limit and not segment.ended[d]
-            for d, (base, limit) in enumerate(zip(segment.base, limits, strict=True))
-        )
-        if not ends and (len(segment.curve.knots) == 1 or all(map(segment.curve.is_flat, range(len(self._orders))))):
-            return [first, last]
-        inner = range(1, 1 << _GRID_BITS)
-        return [first, *(due(begin + ((end - begin) * k >> _GRID_BITS)) for k in inner), last]
+        if segment.curve.is_straight and not any(map(ends, range(len(before)), segment.limits)):
+            times = [times[0], times[-1]]
+        due = []
+        for x in times:
+            counts = [segment.due(d, x) for d in range(len(before))]
+            counts = [c if limit is None else min(c, limit) for c, limit in zip(counts, segment.limits, strict=True)]
+            due.append([(had << 16) + (c >> _FRACTION_BITS - 16) for had, c in zip(before, counts, strict=True)])
+        return due
 
     def cut_at(self, lane: int, index: int) -> int | None:
         """The rows of chunk `index` of `lane` before the place where the run was taken over, or None: nowhere in it."""
         return None
 
-    def _limits(self, lane: int) -> list[int | None]:
-        """Rows << 40 after which each dataset ends, for `lane`; of those that an earlier curriculum left."""
-        if self._taken is None:
-            return [self._fixed_limit(d) for d in range(len(self._orders))]
-        taken = self._taken(lane)
-        limits: list[int | None] = []
-        for d, ending in enumerate(self._endings):
-            whole = None if ending.passes is None else self._orders[d].rows_of_lane(lane, ending.passes)
-            limits.append(None if whole is None else max(0, whole - int(taken[d])) << _FRACTION_BITS)
-        return limits
-
-    def _route_of(self, lane: int) -> _Route:
-        if self._common is not None:
-            return self._common
-        if lane not in self._routes:
-            self._routes[lane] = self._route(self._limits(lane))
-        return self._routes[lane]
-
-    def _fixed_limit(self, d: int) -> int | None:
-        passes = self._endings[d].passes
-        if passes is None:
-            return None
-        return -((-passes * self._orders[d].rows_total << _FRACTION_BITS) // self._lanes)
+    def _before(self, lane: int) -> Sequence[int]:
+        """Rows of each dataset that `lane` has had by an earlier curriculum."""
+        return self._taken(lane) if self._taken else [0] * self.n_datasets
 
     def _target(self, segment: _Segment, lane: int, d: int, index: int) -> int:
         """Rows of dataset `d` due before chunk `index`, by the rates of `segment`."""
         phase = (self._phases[d][lane] << _FRACTION_BITS) // self._lanes
-        return (segment.base[d] + segment.curve.due(d, segment.time(index)) + phase) >> _FRACTION_BITS
+        return segment.due(d, segment.time(index)) + phase >> _FRACTION_BITS
 
-    def _grid(self, segment: _Segment, index: int) -> list[np.ndarray | None] | None:
-        """For each dataset whose rate changes in chunk `index`, uint64[33]: the part of the chunk's rows, in units of
-        2**-32, due by each 32nd of the chunk; None where no rate changes."""
-        if len(segment.curve.knots) == 1 or all(segment.curve.is_flat(d) for d in range(len(self._orders))):
+    def _segment(self, lane: int, index: int) -> _Segment:
+        route = self._route(lane)
+        return route[bisect_right(route, index, key=attrgetter("first")) - 1]
+
+    def _route(self, lane: int) -> list[_Segment]:
+        """The segments of a lane, the same for all lanes but after a takeover."""
+        lane = lane if self._taken else 0
+        if lane not in self._routes:
+            self._routes[lane] = self._segments([self._limit(lane, d) for d in range(self.n_datasets)])
+        return self._routes[lane]
+
+    def _limit(self, lane: int, d: int) -> int | None:
+        """Rows << 40 after which dataset `d` ends for `lane`, or None; those of an earlier curriculum do not count."""
+        order, passes = self._orders[d], self._endings[d].passes
+        if passes is None:
             return None
-        key = segment.first, index
-        with self._lock:
-            if key in self._grids:
-                return self._grids[key]
-        begin, end = segment.time(index), segment.time(index + 1)
-        times = [begin + ((end - begin) * k >> _GRID_BITS) for k in range((1 << _GRID_BITS) + 1)]
-        grid: list[np.ndarray | None] = []
-        for d in range(len(self._orders)):
-            due = [segment.curve.due(d, x) for x in times]
-            whole = due[-1] - due[0]
-            flat = not whole or segment.curve.is_flat(d)
-            grid.append(None if flat else np.array([((each - due[0]) << 32) // whole for each in due], dtype=np.uint64))
-        with self._lock:
-            while len(self._grids) >= 8:
-                self._grids.pop(next(iter(self._grids)))
-            self._grids[key] = grid
-        return grid
+        if self._taken:
+            return max(0, order.rows_of_lane(lane, passes) - self._before(lane)[d]) << _FRACTION_BITS
+        # The mean share of a lane, rounded up so that none is cut short.
+        return -((-passes * order.rows_total << _FRACTION_BITS) // self._lanes)
 
-    def _route(self, limits: Sequence[int | None]) -> _Route:
-        """The segments of a run in which each dataset ends at so many rows << 40, or never."""
+    def _segments(self, limits: Sequence[int | None]) -> list[_Segment]:
+        """The segments of a run in which each dataset ends at so many rows << 40, or never; the last has no end, and no
+        rates where the run ends."""
         segments: list[_Segment] = []
         first, base = 0, [0] * len(limits)
         ended = [limit == 0 for limit in limits]
         over = any(gone and ending.ends_run for gone, ending in zip(ended, self._endings, strict=True))
         for stretch in self._stretches:
             at = 0
-            while not over and (curve := stretch.curve(ended, at)) is not None:
-                step, length = stretch.step(curve), curve.length
-                times = {
-                    d: curve.when(d, limit - base[d])
-                    for d, limit in enumerate(limits)
-                    if limit is not None and not ended[d]
-                }
-                ends = [x for x in times.values() if x is not None]
-                stops = [x for d, x in times.items() if x is not None and self._endings[d].ends_run]
-                if ends:
+            while not over and (curve := stretch(ended, at)) is not None:
+                until, times = curve.length, {}
+                for d, limit in enumerate(limits):
+                    if limit is not None and not ended[d] and (x := curve.when(d, limit - base[d])) is not None:
+                        times[d] = x
+                if times:
                     # To the end of the chunk in which the first dataset ends; where the run ends with it, not further.
-                    until = -(-min(ends) // step) * step
-                    until = until if length is None else min(until, length)
+                    chunk_end = -(-min(times.values()) // curve.step) * curve.step
+                    until = chunk_end if until is None else min(chunk_end, until)
+                    stops = [x for d, x in times.items() if self._endings[d].ends_run]
                     if stops and min(stops) <= until:
                         until, over = min(stops), True
-                    segments.append(_Segment(first, step, until, tuple(base), curve, tuple(ended)))
-                elif length is None:
-                    segments.append(_Segment(first, step, None, tuple(base), curve, tuple(ended)))
-                    return _Route(tuple(segments), tuple(s.first for s in segments), None)
-                else:
-                    until = length
-                    segments.append(_Segment(first, step, until, tuple(base), curve, tuple(ended)))
-                first += -(-until // step)
+                segments.append(_Segment(first, until, curve, tuple(base), tuple(ended), limits))
+                if until is None:
+                    return segments
+                first += -(-until // curve.step)
                 for d, limit in enumerate(limits):
                     base[d] += curve.due(d, until)
                     if limit is not None and base[d] >= limit:
                         base[d], ended[d] = limit, True
                 at += until
-                if at == stretch.length:
-                    break
-        nothing = _Curve.through((0,), [[0] * len(limits)], 1)
-        segments.append(_Segment(first, 1, None, tuple(base), nothing, tuple(ended)))
-        return _Route(tuple(segments), tuple(s.first for s in segments), first)
+        nothing = Curve((0,), [[0] * len(limits)], 1, 1)
+        return [*segments, _Segment(first, None, nothing, tuple(base), tuple(ended), limits)]
 
 
-def _segment(route: _Route, index: int) -> _Segment:
-    return route.segments[bisect_right(route.firsts, index) - 1]
+def _bend(key: np.ndarray, due: Sequence[int]) -> np.ndarray:
+    """Places uint64[n] in a chunk (units of 2**-32), evenly spread, moved to where a changing rate puts them.
 
-
-def _bend(key: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """Places uint64[n] in a chunk (units of 2**-32), evenly spread, moved to where a changing rate puts them."""
+    Args:
+        key: the places.
+        due: what is due at the begin of every 32nd of the chunk, and at its end.
+    """
+    whole = due[-1] - due[0]
+    if not whole:
+        return key
+    grid = np.array([((each - due[0]) << 32) // whole for each in due], dtype=np.uint64)
     k = np.minimum(np.searchsorted(grid, key, side="right") - 1, len(grid) - 2)
     low, high = grid[k], grid[k + 1]
     inside = ((key - low) << np.uint64(32 - _GRID_BITS)) // np.maximum(high - low, np.uint64(1))

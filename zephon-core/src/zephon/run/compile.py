@@ -279,12 +279,11 @@ def _tried(
 
 
 def _row_bytes(dataset: OpenDataset, need: Needs, sample: Sample) -> float:
-    """Bytes per row of all columns that are read: the catalog has one, the format or some rows the others."""
+    """Bytes per row of all columns that are read: the catalog tells of one, some rows of the others."""
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
     others = [name for name, source in need.columns.items() if source != need.size_column]
     if others:
-        sampled = sample.table.select(others).nbytes / max(1, sample.table.num_rows)
-        row_bytes = max(row_bytes + sampled, dataset.row_bytes)
+        row_bytes += sample.table.select(others).nbytes / max(1, sample.table.num_rows)
     return max(_LEAST_ROW_BYTES, row_bytes)
 
 
