@@ -17,7 +17,7 @@ from zephon.config.keys import check, refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology
-from zephon.curriculum.continued import NO_CUT
+from zephon.curriculum.mixture import NO_CUT
 from zephon.curriculum.source import WorkSource
 from zephon.engine.takeover import cuts_of
 from zephon.errors import CheckpointError, PipelineError

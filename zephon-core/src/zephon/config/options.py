@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from zephon.config.keys import (
     AutoSize,
@@ -28,7 +28,6 @@ from zephon.config.keys import (
 from zephon.errors import PipelineError, ZephonError
 
 __all__ = [
-    "RUNNERS",
     "CacheOptions",
     "FaultPolicy",
     "Options",
@@ -39,8 +38,6 @@ __all__ = [
     "default_workers",
 ]
 
-Runner = Literal["inline", "threads", "process"]
-RUNNERS = get_args(Runner)
 DEFAULT_MEMORY_BYTES = 512 << 20
 # The disk that data of stores may take where nobody set a folder or a limit: a home folder is not for a corpus.
 DEFAULT_LIMIT_BYTES = 32 * 10**9
@@ -123,7 +120,7 @@ class RunSettings:
     flush_every_k_chunks: Positive = key(
         1, "Chunks per window: stateful operators start each window empty and end it flushed."
     )
-    runner: Runner = key(
+    runner: Literal["inline", "threads", "process"] = key(
         "threads",
         'Where the work runs: "threads", "process" for slow Python code, or "inline" in the calling thread.',
         decides_data=False,

@@ -14,7 +14,7 @@ from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RowBlock, RowPart
 from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
-from zephon.curriculum.continued import AnyCurriculum
+from zephon.curriculum.mixture import Curriculum
 from zephon.data.reader import OpenDataset
 from zephon.ops.base import Orderer, PackCounts, Packer
 from zephon.ops.bins import BinPacker
@@ -165,7 +165,7 @@ class Plan:
     """
 
     topology: Topology
-    curriculum: AnyCurriculum
+    curriculum: Curriculum
     window_chunks: int
     fetch: Fetcher
     tokenize: DocumentWorker

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
-from zephon.config.keys import Positive, Workers, check_keys, key, keys_of, seen
+from zephon.config.keys import Limit, Positive, Workers, check_keys, key, keys_of, seen
 from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
@@ -39,9 +39,7 @@ class PackFlat:
     max_length: Positive = key(doc="The sequence length that the model sees, in tokens.")
     algorithm: Literal["wrap", "first_fit", "best_fit", "best_fit_wrap"] = key("wrap", "One of the above.")
     parallelism: Workers | None = key(None, "Worker threads that assemble records.", decides_data=False)
-    num_bins: Annotated[int, Meta(ge=1, le=65536)] = key(
-        64, 'Records that each lane has in the making; "wrap" has no bins.'
-    )
+    num_bins: Limit = key(64, 'Records that each lane has in the making; "wrap" has no bins.')
     max_documents_per_record: Positive | None = key(
         None, "Most documents, or parts of them, in a record; None is no limit."
     )

@@ -18,7 +18,6 @@ from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.config.options import Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
-from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
@@ -181,8 +180,7 @@ def compile_pipeline(
     ratios = measure_ratios(source, inputs, whole, tokens_per_row or {})
     # Also of the runs before; while they are not known, no lane can be asked for, and any ratios will do.
     ratios_before = [run.tokens_per_row for run in earlier] or [ratios] * source.generations
-    curriculum = curriculum_of(
-        source,
+    curriculum = source.curriculum(
         {dataset.name: dataset for dataset in datasets},
         [*ratios_before, ratios],
         lanes=topology.lanes,

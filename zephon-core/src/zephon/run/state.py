@@ -18,7 +18,8 @@ import msgspec
 from msgspec import Meta
 
 from zephon.columns.lane_start import LaneStart
-from zephon.config.topology import MAX_LANES, Topology
+from zephon.config.keys import Limit
+from zephon.config.topology import Topology
 from zephon.errors import CheckpointError
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
@@ -70,7 +71,7 @@ class RunState:
 
     fingerprint: dict[str, Any]
     tokens_per_row: _Ratios
-    lanes_total: Annotated[int, Meta(ge=1, le=MAX_LANES)]
+    lanes_total: Limit
     lanes: dict[int, LaneStart]
     rounds: _Count
     extra: _Count
