@@ -185,7 +185,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
-    remedy: str = "name a column with text (text_field)"
+    remedy: str = "name another column (text_field, field), or look at what the operators leave of the text"
 
     @property
     def first_start(self) -> LaneStart:

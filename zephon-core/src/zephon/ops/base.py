@@ -46,16 +46,17 @@ class Job:
 
 @dataclass(slots=True)
 class PackCounts:
-    """What packers did.
+    """How documents were packed.
 
     Attributes:
         records: records cut.
-        tokens: real tokens in them.
+        tokens: real tokens in them; the other places are padding.
         documents: documents taken that have tokens.
         oversized: those of them that are longer than a record.
         split: those of them that are in more than one record.
         dropped: those of them that were kept out, being longer than a record.
         dropped_tokens: tokens of the dropped ones.
+        slots: places for tokens in the records; counted once the packers are asked for a report.
     """
 
     records: int = 0
@@ -65,6 +66,17 @@ class PackCounts:
     split: int = 0
     dropped: int = 0
     dropped_tokens: int = 0
+    slots: int = 0
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens per place; 1 before the first record."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def padding(self) -> float:
+        """Share of places that are padded."""
+        return 1.0 - self.efficiency
 
 
 class Packer(Protocol):

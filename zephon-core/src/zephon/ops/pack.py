@@ -34,7 +34,7 @@ class PackFlat:
         As "best_fit", but rather than being padded a bin is filled up with the head of the next document.
     """
 
-    name: ClassVar[str] = "pack_flat"
+    kind: ClassVar[str] = "pack_flat"
 
     max_length: Positive = key(doc="The sequence length that the model sees, in tokens.")
     algorithm: Literal["wrap", "first_fit", "best_fit", "best_fit_wrap"] = key("wrap", "One of the above.")
@@ -51,12 +51,12 @@ class PackFlat:
     )
 
     def __post_init__(self) -> None:
-        check_keys(self, PipelineError, f"{self.name} ")
+        check_keys(self, PipelineError, f"{self.kind} ")
         if self.algorithm == "wrap":
             for each in ("max_documents_per_record", "homogeneity", "oversized"):
                 if (value := getattr(self, each)) != keys_of(type(self))[each].default:
                     raise PipelineError(
-                        f'{self.name} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
+                        f'{self.kind} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
                         'comes next; take "best_fit_wrap", "best_fit" or "first_fit" with it.'
                     )
 
@@ -88,7 +88,7 @@ class PackSequences(PackFlat):
     counted, since half of a conversation is not a shorter one. One sequence per record is `max_documents_per_record=1`.
     """
 
-    name: ClassVar[str] = "pack_sequences"
+    kind: ClassVar[str] = "pack_sequences"
 
     algorithm: Annotated[
         Literal["first_fit", "best_fit"],
