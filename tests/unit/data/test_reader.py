@@ -174,7 +174,7 @@ def test_the_fingerprint_of_a_dataset_in_memory_is_that_of_its_values():
     ("columns", "reason"),
     [
         ({"text": []}, "no rows|type null"),
-        ({"text": [1, 2]}, "has the type int64, but documents must be text"),
+        ({"text": [1, 2]}, "has the type int64; expected text"),
         ({"txt": ["a"]}, "no column 'text' in 'dataset mem .in memory.'.*did you mean 'txt'"),
         ({"text": ["a"], "n": [1, 2]}, "make no table"),
         ({"text": ["a", 1]}, "make no table"),
@@ -200,7 +200,7 @@ def test_datasets_that_cannot_be_meant_are_refused_when_made(tmp_path):
         with pytest.raises(RecipeError):
             make()
     assert Dataset.from_path("x", "s3://bucket/far").path == "s3://bucket/far"
-    with pytest.raises(DataError, match="stores of kind xyz://"):
+    with pytest.raises(DataError, match="is of kind xyz://"):
         Dataset.from_path("x", "xyz://bucket/far").open(["text"], size_column="text", cache=DecodeCache(0))
     with pytest.raises(RecipeError, match="no columns"):
         Dataset.from_path("x", tmp_path).open([], size_column="text", cache=DecodeCache(0))

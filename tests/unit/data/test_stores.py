@@ -18,8 +18,9 @@ from support.servers.hub import Hub, Repository
 from support.servers.web import Response, Server, ranged
 from zephon.data.clients import FsspecStore, ObjectStore, store_of
 from zephon.data.index import job_of
+from zephon.data.patterns import select_names, split_pattern
 from zephon.data.storage import list_files
-from zephon.data.store import select_names, shown, split_pattern
+from zephon.data.store import shown
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 

@@ -15,7 +15,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
-from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length, select_names, split_pattern
+from zephon.data.patterns import select_names, split_pattern
+from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length
 
 __all__ = ["HubStore"]
 

@@ -41,15 +41,37 @@ class Job:
 
 @dataclass(slots=True)
 class PackCounts:
-    """What packers did."""
+    """How documents were packed.
+
+    Attributes:
+        records: records cut.
+        tokens: real tokens in them; the other places are padding.
+        documents: documents taken that have tokens.
+        oversized: those of them that are longer than a record.
+        split: those of them that are in more than one record.
+        dropped: those of them that were kept out, being longer than a record.
+        dropped_tokens: tokens of the dropped ones.
+        slots: places for tokens in the records; counted once the packers are asked for a report.
+    """
 
     records: int = 0
-    tokens: int = 0  # real tokens in these records
-    documents: int = 0  # documents taken that have tokens
-    oversized: int = 0  # documents longer than a record
-    split: int = 0  # documents in more than one record
-    dropped: int = 0  # documents left out because they are longer than a record
+    tokens: int = 0
+    documents: int = 0
+    oversized: int = 0
+    split: int = 0
+    dropped: int = 0
     dropped_tokens: int = 0
+    slots: int = 0
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens per place; 1 before the first record."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def padding(self) -> float:
+        """Share of places that are padded."""
+        return 1.0 - self.efficiency
 
 
 class Packer(Protocol):

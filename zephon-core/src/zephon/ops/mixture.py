@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from threading import Lock
+from typing import ClassVar
 
 import numpy as np
 
@@ -53,6 +54,8 @@ fills a record in a long time must not make a resume go far back."""
 @dataclass(frozen=True)
 class EnsureMixture:
     """Hold the shares of tokens over every stretch of the run, not only in the long run."""
+
+    kind: ClassVar[str] = "ensure_mixture"
 
     buffer_size: Positive | None = key(
         None,

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec import Meta
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
-from zephon.config.keys import Positive, Workers, check_keys, key, keys_of, seen
+from zephon.config.keys import Limit, Positive, Workers, check_keys, key, keys_of, seen
 from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
@@ -34,14 +34,12 @@ class PackFlat:
         As "best_fit", but rather than being padded a bin is filled up with the head of the next document.
     """
 
-    name: ClassVar[str] = "pack_flat"
+    kind: ClassVar[str] = "pack_flat"
 
     max_length: Positive = key(doc="The sequence length that the model sees, in tokens.")
     algorithm: Literal["wrap", "first_fit", "best_fit", "best_fit_wrap"] = key("wrap", "One of the above.")
     parallelism: Workers | None = key(None, "Worker threads that assemble records.", decides_data=False)
-    num_bins: Annotated[int, Meta(ge=1, le=65536)] = key(
-        64, 'Records that each lane has in the making; "wrap" has no bins.'
-    )
+    num_bins: Limit = key(64, 'Records that each lane has in the making; "wrap" has no bins.')
     max_documents_per_record: Positive | None = key(
         None, "Most documents, or parts of them, in a record; None is no limit."
     )
@@ -53,12 +51,12 @@ class PackFlat:
     )
 
     def __post_init__(self) -> None:
-        check_keys(self, PipelineError, f"{self.name} ")
+        check_keys(self, PipelineError, f"{self.kind} ")
         if self.algorithm == "wrap":
             for each in ("max_documents_per_record", "homogeneity", "oversized"):
                 if (value := getattr(self, each)) != keys_of(type(self))[each].default:
                     raise PipelineError(
-                        f'{self.name} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
+                        f'{self.kind} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
                         'comes next; take "best_fit_wrap", "best_fit" or "first_fit" with it.'
                     )
 
@@ -90,7 +88,7 @@ class PackSequences(PackFlat):
     counted, since half of a conversation is not a shorter one. One sequence per record is `max_documents_per_record=1`.
     """
 
-    name: ClassVar[str] = "pack_sequences"
+    kind: ClassVar[str] = "pack_sequences"
 
     algorithm: Annotated[
         Literal["first_fit", "best_fit"],
