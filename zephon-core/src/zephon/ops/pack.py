@@ -195,7 +195,8 @@ class WrapPacker:
         """Where the first held token lies in the lane."""
         if not self.held:
             return None
-        return Pointer(*(int(self._documents[name][0]) for name in ("chunk", "position", "token")))
+        chunk, position, token = (int(self._documents[name][0]) for name in ("chunk", "position", "token"))
+        return Pointer(chunk, position, token)
 
     def finish(self) -> list[Job]:
         """Pad what is held to one record, or count it as left out."""
