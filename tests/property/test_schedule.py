@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import catalog_of
-from zephon.curriculum.mixture import Curriculum, Ending, constant_curve, scheduled_curve
+from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import constant_curve, scheduled_curve
 from zephon.curriculum.schedule import SHARE_ONE, shares_between, spans_of
 from zephon.errors import RecipeError
 from zephon.io import Dataset

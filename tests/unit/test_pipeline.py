@@ -226,7 +226,10 @@ def test_wrong_options_are_refused_before_the_first_batch(tiny_tokenizer, option
         (lambda p, t: p.batch(1), "lacks tokenize"),
         (lambda p, t: p.tokenize(t).batch(1), "lacks pack_flat"),
         (lambda p, t: p.tokenize(t).pack_flat(8), "lacks batch"),
-        (lambda p, t: p.pack_flat(8).tokenize(t).batch(1), "must come as tokenize, pack_flat"),
+        (
+            lambda p, t: p.pack_flat(8).tokenize(t).batch(1),
+            "in the order pack_flat, tokenize, batch; they must come as",
+        ),
         (lambda p, t: p.tokenize(t).pack_flat(8).pack_flat(8).batch(1), "pack_flat twice"),
         (lambda p, t: p.tokenize(t).pack_flat(0), "max_length is 0"),
         (lambda p, t: p.tokenize(t).pack_flat(8, "tetris"), 'algorithm is "tetris"'),
