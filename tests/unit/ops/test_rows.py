@@ -195,18 +195,6 @@ def test_a_dataset_may_name_a_text_that_a_function_makes(tiny_tokenizer):
     assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer, 5) == {"aaa", "bbb"}
 
 
-def test_columns_are_made_of_blocks_of_which_a_filter_leaves_nothing(tiny_tokenizer):
-    columns = {"n": list(range(200)), "text": [f"row {n} " + "word " * 1500 for n in range(200)]}
-    plain = Pipeline(source_of(columns, repeat=False, shuffle_shards=False, shuffle_within_shard=False))
-    filtered = plain.filter("n >= 180").map_transform(lambda row: {"clean": row["text"]}, columns=["text"])
-    mapped = plain.map_transform(lambda row: {"clean": row["text"]} if row["n"] >= 180 else None)
-    for pipeline in (filtered, mapped.filter("length(clean) > 1")):
-        made = pipeline.options(canonical_replicas=1).tokenize(tiny_tokenizer, field="clean")
-        made = made.pack_flat(64).batch(1, drop_last=False)
-        assert sum(1 for _ in made) > 0
-        assert next(iter(made.mixture().values())).dropped == 180
-
-
 def test_pandas_and_jinja_stay_out_of_pipelines_that_do_not_need_them(tiny_tokenizer):
     code = f"""
 import sys
