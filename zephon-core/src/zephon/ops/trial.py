@@ -233,8 +233,8 @@ def _refuse_unsent(operator: RowOperator, why: str, sent_for: str | None) -> Non
     if wanted is not None:
         raise PipelineError(
             f"{operator.label} cannot be sent to another process, as {wanted} needs ({why}); define it at the top of a "
-            'module (no lambda, no function inside a function), or let it run in this process: runner "threads", without '
-            "isolate."
+            "module (no lambda, no function inside a function), or let it run in this process, with runner "
+            '"threads" and without isolate.'
         )
 
 
