@@ -20,8 +20,9 @@ import pyarrow as pa
 
 from benchmarks.common import Setup, peak_mb
 from zephon.columns.arrow import int64_array
-from zephon.curriculum.mixture import Curriculum, constant_curve
+from zephon.curriculum.mixture import Curriculum
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import constant_curve
 from zephon.data.catalog import Catalog
 from zephon.data.formats.registry import formats
 from zephon.data.index import INDEX_SCHEMA, load_table, save_table

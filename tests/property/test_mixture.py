@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support import catalog_of
-from zephon.curriculum.mixture import Curriculum, Ending, constant_curve, row_weights
+from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import constant_curve, row_weights
 
 
 def curriculum(sizes, weights, *, lanes, chunk_size, repeat, seed=0):

@@ -16,7 +16,8 @@ PROGRAM = """
 import tracemalloc
 from functools import partial
 from benchmarks.scale import shards_table
-from zephon.curriculum.mixture import Curriculum, constant_curve
+from zephon.curriculum.mixture import Curriculum
+from zephon.curriculum.rates import constant_curve
 from zephon.curriculum.order import DatasetOrder, OrderOptions
 from zephon.data.catalog import Catalog
 from zephon.data.formats.registry import formats

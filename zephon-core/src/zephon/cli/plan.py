@@ -13,7 +13,6 @@ import typer
 from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline
 from zephon.cli.output import count, make_console, percent, print_table
 from zephon.config.recipe import DataRecipe
-from zephon.curriculum.mixture import Curriculum
 from zephon.errors import RecipeError
 from zephon.pipeline import Pipeline
 from zephon.run.build import chain_of
@@ -34,9 +33,7 @@ class Forecast:
     """
 
     def __init__(self, compiled: Compiled) -> None:
-        curriculum = compiled.plan.curriculum
-        assert isinstance(curriculum, Curriculum)
-        self._curriculum = curriculum
+        self._curriculum = curriculum = compiled.plan.curriculum
         self._lanes = compiled.topology.lanes
         self._ratios = list(compiled.tokens_per_row.values())
         self._chunks = curriculum.chunks_of(0)

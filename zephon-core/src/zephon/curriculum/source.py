@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from zephon.config.settings import (
     check_schedule,
     check_weights,
 )
-from zephon.curriculum.mixture import Curriculum, CurveFrom, Ending, constant_curve, row_weights, scheduled_curve
+from zephon.curriculum.mixture import Curriculum, Cuts, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import CurveFrom, constant_curve, row_weights, scheduled_curve
 from zephon.curriculum.schedule import SHARE_ONE, shares_between, spans_of
 from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.dataset import Dataset
@@ -223,40 +224,48 @@ class WorkSource(CurriculumSettings):
 
     def curriculum(
         self,
-        opened: Sequence[OpenDataset],
-        tokens_per_row: Sequence[float],
+        opened: Mapping[str, OpenDataset],
+        tokens_per_row: Sequence[Mapping[str, float]],
+        *,
         lanes: int,
         tokens_per_step: int | None,
-        taken: Callable[[int], Sequence[int]] | None = None,
+        cuts: Sequence[Cuts] = (),
     ) -> Curriculum:
-        """The curriculum over the opened datasets.
+        """The curriculum over the opened datasets, through all the sources that this one continues.
 
         Args:
-            opened: the datasets, in the order of `names`.
-            tokens_per_row: how many tokens a row of each makes on average.
+            opened: open datasets by name.
+            tokens_per_row: by dataset name, for each of the sources, the earliest first.
             lanes: L.
             tokens_per_step: for schedules in steps.
-            taken: see `Curriculum`.
+            cuts: for each of the sources that are continued, the earliest first.
         """
         if tokens_per_step is None and any(stage.in_steps for stage in self.schedule):
             raise RecipeError(
                 "the schedule counts in steps, so it needs the number of records per step: give the pipeline the "
                 "option global_batch, or count in tokens."
             )
+        ratios = [tokens_per_row[-1][name] for name in self.names]
         stretches: list[CurveFrom]
         if self.schedule:
             spans = spans_of(self.schedule, self.names, tokens_per_step or 1)
-            stretches = [partial(scheduled_curve, span, tokens_per_row, lanes, self.chunk_size) for span in spans]
+            stretches = [partial(scheduled_curve, span, ratios, lanes, self.chunk_size) for span in spans]
         else:
-            weights = row_weights(list(self.shares.values()), tokens_per_row)
-            stretches = [partial(constant_curve, weights, self.chunk_size)]
+            stretches = [partial(constant_curve, row_weights(list(self.shares.values()), ratios), self.chunk_size)]
+        before = None
+        if self.continues is not None:
+            before = self.continues.curriculum(
+                opened, tokens_per_row[:-1], lanes=lanes, tokens_per_step=tokens_per_step, cuts=cuts[:-1]
+            )
         return Curriculum(
-            self.orders(opened, lanes),
+            self.orders([opened[name] for name in self.names], lanes),
             stretches,
             lanes=lanes,
             seed=self.seed,
-            endings=[self.ending(each.name) for each in opened],
-            taken=taken,
+            endings=[self.ending(name) for name in self.names],
+            before=before,
+            place=[self.names.index(name) for name in self.continues.names] if self.continues else (),
+            cuts=cuts[-1] if cuts else None,
         )
 
 

@@ -24,11 +24,7 @@ OBSTORE_RETRY: dict[str, Any] = {
     "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_SECONDS)},
 }
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "content_hash", "md5Hash", "checksum", "mtime", "LastModified", "modified")
-
-
-_ALIASES = {
-    "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az",
-}  # fmt: skip
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az"}
 _SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf")
 
 _lock = threading.Lock()
@@ -50,10 +46,7 @@ def store_of(uri: str) -> tuple[Store, str]:
             near = difflib.get_close_matches(kind, [*_SCHEMES, *available_protocols()], n=1)
             hint = f"did you mean {near[0]}://?" if near else "copy or mount the dataset locally"
             known = ", ".join(f"{name}://" for name in _SCHEMES)
-            raise DataError(
-                f"stores of kind {scheme}:// are not supported ('{shown(uri)}'); known are {known} and what fsspec "
-                f"reads; {hint}"
-            )
+            raise DataError(f"'{shown(uri)}' is of kind {scheme}://; expected {known} or what fsspec reads. {hint}")
     bucket = ""
     if kind in ("s3", "gs", "az"):
         bucket, _, key = path.partition("/")
@@ -135,7 +128,16 @@ class ObjectStore(Store):
                 "this process was forked from one that had read from object stores, which does not work; start workers "
                 "with the method 'spawn' or 'forkserver'",
             )
-        return self.ask(_CONNECT[self.scheme], name or self.bucket)
+        options = {
+            "client_options": {
+                "connect_timeout": timedelta(seconds=10),
+                "timeout": timedelta(seconds=ATTEMPT_SECONDS),
+                "allow_http": True,  # an endpoint is http only where somebody wrote so
+                "pool_max_idle_per_host": "64",
+            },
+            "retry_config": OBSTORE_RETRY,
+        }
+        return self.ask(_CONNECT[self.scheme], name or self.bucket, options)
 
 
 class FsspecStore(Store):
@@ -177,11 +179,8 @@ class FsspecStore(Store):
 
 def _check_version(listed: tuple[int, str], now: tuple[int, str]) -> None:
     if listed[0] != now[0] or (listed[1] and now[1] and listed[1] != now[1]):
-        raise StoreFault(
-            "changed",
-            f"it had {listed[0]:,} bytes and version {listed[1] or 'unknown'} when it was listed and has {now[0]:,} "
-            f"bytes and version {now[1] or 'unknown'} now",
-        )
+        then, today = (f"{size:,} bytes and version {version or 'unknown'}" for size, version in (listed, now))
+        raise StoreFault("changed", f"it had {then} when it was listed and has {today} now")
 
 
 def _etag(meta: Any) -> str:
@@ -198,31 +197,18 @@ def _version(info: dict[str, Any]) -> str:
     return ""
 
 
-def _options() -> dict[str, Any]:
-    return {
-        "client_options": {
-            "connect_timeout": timedelta(seconds=10),
-            "timeout": timedelta(seconds=ATTEMPT_SECONDS),
-            "allow_http": True,  # an endpoint is http only where somebody wrote so
-            "pool_max_idle_per_host": "64",
-        },
-        "retry_config": OBSTORE_RETRY,
-    }
-
-
-def _http(url: str) -> Any:
+def _http(url: str, options: dict[str, Any]) -> Any:
     from obstore.store import HTTPStore
 
-    return HTTPStore.from_url(url, **_options())
+    return HTTPStore.from_url(url, **options)
 
 
-def _s3(bucket: str) -> Any:
+def _s3(bucket: str, options: dict[str, Any]) -> Any:
     from obstore.store import S3Store
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    more: dict[str, Any] = {}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        more["endpoint"] = endpoint
+        options["endpoint"] = endpoint
     files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
     has_files = any(Path(os.environ.get(key, usual)).expanduser().is_file() for key, usual in files.items())
     if has_files and not os.environ.get("AWS_ACCESS_KEY_ID"):
@@ -235,25 +221,26 @@ def _s3(bucket: str) -> Any:
                 "credentials in the files of the AWS command need boto3; install boto3, or set AWS_ACCESS_KEY_ID",
             ) from None
         session = Session()
-        more["credential_provider"], region = Boto3CredentialProvider(session), region or session.region_name
-    return S3Store(bucket, region=region or "us-east-1", **more, **_options())
+        options["credential_provider"], region = Boto3CredentialProvider(session), region or session.region_name
+    return S3Store(bucket, region=region or "us-east-1", **options)
 
 
-def _gcs(bucket: str) -> Any:
+def _gcs(bucket: str, options: dict[str, Any]) -> Any:
     from obstore.store import GCSStore
 
-    more: dict[str, Any] = {}
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
         url = emulator if "://" in emulator else f"http://{emulator}"
         unsigned = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
-        more["service_account_key"] = json.dumps({"gcs_base_url": url, **unsigned})
-    return GCSStore(bucket, **more, **_options())
+        options["service_account_key"] = json.dumps({"gcs_base_url": url, **unsigned})
+    return GCSStore(bucket, **options)
 
 
-def _azure(container: str) -> Any:
+def _azure(container: str, options: dict[str, Any]) -> Any:
     from obstore.store import AzureStore
 
-    return AzureStore(container_name=container, **_options())
+    return AzureStore(container_name=container, **options)
 
 
-_CONNECT: dict[str, Callable[[str], Any]] = {"s3": _s3, "gs": _gcs, "az": _azure, "http": _http, "https": _http}
+_CONNECT: dict[str, Callable[[str, dict[str, Any]], Any]] = {
+    "s3": _s3, "gs": _gcs, "az": _azure, "http": _http, "https": _http,
+}  # fmt: skip

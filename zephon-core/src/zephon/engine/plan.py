@@ -14,7 +14,7 @@ from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RowBlock, RowPart
 from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
-from zephon.curriculum.continued import AnyCurriculum
+from zephon.curriculum.mixture import Curriculum
 from zephon.data.reader import OpenDataset
 from zephon.ops.base import Orderer, PackCounts, Packer
 from zephon.ops.bins import BinPacker
@@ -164,7 +164,7 @@ class Plan:
     """
 
     topology: Topology
-    curriculum: AnyCurriculum
+    curriculum: Curriculum
     window_chunks: int
     fetch: Fetcher
     tokenize: DocumentWorker
@@ -184,7 +184,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
-    remedy: str = "name a column with text (text_field)"
+    remedy: str = "name another column (text_field, field), or look at what the operators leave of the text"
 
     @property
     def first_start(self) -> LaneStart:

@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
-from zephon.data.columns import check_columns, physical_columns, sound_table, with_paths
+from zephon.data.columns import check_columns, physical_columns, sound_table, sound_type, with_paths
 from zephon.data.fetch import Spans
 from zephon.data.formats.sequential import SequentialBytes
 from zephon.data.storage import Listing, StoredFile
@@ -133,10 +133,6 @@ class Shard:
             raise ValueError(f"it ends at byte {group.offset + len(data)}")
         return data
 
-    def row_bytes(self, columns: Sequence[str]) -> float:
-        """Uncompressed bytes per row of `columns`; 0 where that is not known."""
-        return 0.0
-
     def close(self) -> None:
         """Lets go of files that are held open, if any; a later `read` may open them again."""
         if self._packed is not None:
@@ -243,11 +239,6 @@ class ShardReader:
         """(start, length) of the bytes that `read` will fetch, to be read ahead from a store; None: not known."""
         return self.shard.ranges(group, self.physical)
 
-    @property
-    def row_bytes(self) -> float:
-        """Bytes per row of the wanted columns, uncompressed; 0 where the format cannot tell."""
-        return self.shard.row_bytes(self.physical)
-
     def close(self) -> None:
         """Lets go of files that are held open, if any; a later `read` may open them again."""
         self.shard.close()
@@ -255,15 +246,10 @@ class ShardReader:
 
 def _type_name(kind: pa.DataType) -> str:
     """The name of the type that `sound_table` makes of a column, "" for types that are not found by their name."""
-    while isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
-        kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind.value_type
+    kind = sound_type(kind)
     name = str(kind)
-    if name in ("string", "large_string", "string_view"):
-        return "large_string"
-    if name in ("binary", "large_binary", "binary_view"):
-        return "large_binary"
-    is_named = pa.types.is_integer(kind) or pa.types.is_floating(kind) or name in ("bool", "null")
-    return name if is_named else ""
+    named = name in ("bool", "null", "large_string", "large_binary")
+    return name if named or pa.types.is_integer(kind) or pa.types.is_floating(kind) else ""
 
 
 @contextmanager

@@ -96,7 +96,7 @@ class JsonLines(Format):
             lines = _head(next(runs, b""))
 
         def columns(skips: bool) -> dict[str, str | None]:
-            kinds = _kinds_of(_sound_rows(lines, lambda row, line: _fields(line, file, row), skips))
+            kinds = _kinds_of(_parsed(lines, file, skips))
             return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
 
         return _with_rest(columns)
@@ -211,21 +211,14 @@ def _columns(file: StoredFile, lines: Sequence[bytes], size_column: str, is_text
 
     `DataError` when the file has no `size_column`. With `skips`, rows that are no good are passed over.
     """
-    template = template_of(size_column)
-
-    def read(row: int, line: bytes) -> Fields:
-        fields = _fields(line, file, row)
-        if is_text and template is None:
-            _value(fields, size_column, "document", file, row)
-        return fields
-
-    kinds = _kinds_of(_sound_rows(lines, read, skips))
+    is_template = template_of(size_column) is not None
+    kinds = _kinds_of(_parsed(lines, file, skips, size_column if is_text and not is_template else None))
     late = [name for name in physical_columns([size_column]) if kinds and not has_column(name, kinds)]
     if late:
         kinds.update(dict.fromkeys(_later_keys(file, late), "null"))
         # What a template names may be missing in a file; whether it is in none is known when all are.
-        for name in late if template is None else ():
-            if not has_column(name, kinds):
+        for name in late:
+            if not is_template and not has_column(name, kinds):
                 raise missing_column(name, sorted(kinds), file.path)
     return dict(sorted(kinds.items()))
 
@@ -253,12 +246,15 @@ def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _sound_rows(lines: Iterable[bytes], read: Callable[[int, bytes], Fields], skips: bool) -> list[Fields]:
-    """The lines as `read` reads them; with `skips`, those that it cannot read are left out."""
+def _parsed(lines: Iterable[bytes], file: StoredFile, skips: bool, text_column: str | None = None) -> list[Fields]:
+    """The first lines of a file, whose `text_column` must be text; with `skips`, without those that are no good."""
     rows = []
     for row, line in enumerate(lines):
         try:
-            rows.append(read(row, line))
+            fields = _fields(line, file, row)
+            if text_column is not None:
+                _value(fields, text_column, "document", file, row)
+            rows.append(fields)
         except Damaged:
             if not skips:
                 raise
@@ -355,9 +351,8 @@ def _parse_line_by_line(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: 
         fields = _fields(line, file, row)
         for column, (name, kind) in zip(columns, kinds.items(), strict=True):
             column.append(_value(fields, name, kind, file, row))
-    return pa.table(
-        {name: column_of(column).cast(_TYPES[kinds[name]]) for name, column in zip(kinds, columns, strict=True)}
-    )
+    types = [_TYPES[kind] for kind in kinds.values()]
+    return pa.table([column_of(column).cast(kind) for column, kind in zip(columns, types, strict=True)], list(kinds))
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -425,25 +420,19 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
         return None
     first = chr(value[0])
     try:
+        text = value.decode()
         if first == '"' and kind in ("document", "text"):
             return _STRING.decode(value)
         if kind in ("text", "json"):
-            return value.decode()
-    except ValueError:
-        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({_first_bad(value)})", "repair or drop that line")
+            return text
+    except ValueError as error:
+        bad = f"byte {value[error.start]:#04x}" if isinstance(error, UnicodeDecodeError) else "a lone surrogate"
+        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({bad})", "repair or drop that line")
     if kind == "number" and first in "-0123456789NI":
         return float(value)
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")
-
-
-def _first_bad(text: bytes) -> str:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return f"byte {text[error.start]:#04x} at {error.start}"
-    return "a lone surrogate"
 
 
 def _named(value: bytes) -> str:
