@@ -192,7 +192,7 @@ def check_operators(
     wrong: dict[tuple[str, str], str] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
         table, at = sample.table, sample.rows
-        for operator in worker.operators_of(d):
+        for operator in worker.chains[d]:
             given, of = table, at
             try:
                 rows = _applied(operator, given, faults.skips)
