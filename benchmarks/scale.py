@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,10 @@ from benchmarks.common import Setup, peak_mb
 from zephon.columns.arrow import int64_array
 from zephon.curriculum.mixture import Curriculum
 from zephon.curriculum.order import DatasetOrder, OrderOptions
-from zephon.data import sidecar
+from zephon.curriculum.rates import constant_curve
 from zephon.data.catalog import Catalog
 from zephon.data.formats.registry import formats
+from zephon.data.index import INDEX_SCHEMA, load_table, save_table
 
 SHARDS, GROUPS, GROUP_ROWS = 1_000_000, 10, 1010
 PROGRAM = "import sys; from benchmarks.scale import measure; measure(sys.argv[1])"
@@ -53,12 +55,12 @@ def shards_table(n_shards: int, groups: int, group_rows: int) -> pa.Table:
             "group_offset": lists(np.arange(total, dtype=np.int64) % groups),
             "group_length": lists(rows * ROW_BYTES // 3),
         },
-        schema=sidecar.SCHEMA,
+        schema=INDEX_SCHEMA,
     )
 
 
 def write_index(path: Path, n_shards: int, groups: int, group_rows: int) -> None:
-    sidecar.save(path, shards_table(n_shards, groups, group_rows))
+    save_table(path, shards_table(n_shards, groups, group_rows))
 
 
 def milliseconds(times: list[float]) -> str:
@@ -76,7 +78,7 @@ def measure(index: str) -> None:
         print(f"{what:<28}{now - last:8.2f} s   peak {peak_mb() / 1e3:.2f} GB", flush=True)
         last = now
 
-    table = sidecar.load(Path(index))
+    table = load_table(Path(index))
     assert table is not None
     report("index read")
     catalog = Catalog.from_shards("crawl", formats()["parquet"], table)
@@ -85,7 +87,7 @@ def measure(index: str) -> None:
     catalog.fingerprint  # noqa: B018
     report("fingerprint")
     order = DatasetOrder("crawl", catalog, lanes=LANES, seed=1, options=OrderOptions())
-    curriculum = Curriculum([order], [1], lanes=LANES, chunk_size=CHUNK_SIZE, seed=1)
+    curriculum = Curriculum([order], [partial(constant_curve, [1], CHUNK_SIZE)], lanes=LANES, seed=1)
     curriculum.chunk(0, 0)
     report("order and first chunk")
     print(f"planned in {time.perf_counter() - began:.1f} s, peak {peak_mb() / 1e3:.2f} GB")

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Megatron with Zephon on GPUs: four steps, a save at the second, then on from there on another number of GPUs, and the
-# proof that the records of every step are those of one run that was not interrupted.
+# proof that every step has the records of one uninterrupted run.
 #
-#   scripts/megatron_gpu_smoke.sh [FIRST_GPUS [SECOND_GPUS]]     (default 1 and 1; 2 and 1 shows the change)
+#   tools/megatron_gpu_smoke.sh [FIRST_GPUS [SECOND_GPUS]]     (default 1 and 1; 2 and 1 shows the change)
 #
-# Needs the environment of scripts/setup, CUDA, and what `make demo` builds (made if it is not there). With Transformer
+# Needs the environment of scripts/setup, CUDA, and the data of `make demo` (built if missing). With Transformer
 # Engine installed (pip install --no-build-isolation "transformer-engine[pytorch]"), PACKED=1 runs it with packed
 # sequences as well: --dataloader-inter-document-masking.
 set -euo pipefail
@@ -15,7 +15,7 @@ out=${OUT:-.zephon/megatron-gpu-smoke}
 python=.venv/bin/python
 command -v nvidia-smi >/dev/null || { echo "megatron_gpu_smoke: no GPU (no nvidia-smi) on this machine." >&2; exit 1; }
 
-[[ -f .zephon/demo/tokenizer/tokenizer.json ]] || .venv/bin/zephon demo --folder .zephon/demo
+[[ -f .zephon/demo/tokenizer/tokenizer.json ]] || "$python" -m examples.demo --folder .zephon/demo
 # Megatron wants this for tensor parallelism on older GPUs.
 export CUDA_DEVICE_MAX_CONNECTIONS=1
 

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # TorchTitan with Zephon on GPUs: three steps, a save, then on from there on another number of GPUs, and the proof that
-# the records of every step are those of one run that was not interrupted.
+# every step has the records of one uninterrupted run.
 #
-#   scripts/torchtitan_gpu_smoke.sh [FIRST_GPUS [SECOND_GPUS]]     (default 1 and 1; 2 and 1 shows the change)
+#   tools/torchtitan_gpu_smoke.sh [FIRST_GPUS [SECOND_GPUS]]     (default 1 and 1; 2 and 1 shows the change)
 #
-# Needs the environment of scripts/setup, CUDA, and what `make demo` builds (made if it is not there).
+# Needs the environment of scripts/setup, CUDA, and the data of `make demo` (built if missing).
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -13,7 +13,7 @@ out=${OUT:-.zephon/torchtitan-gpu-smoke}
 python=.venv/bin/python
 command -v nvidia-smi >/dev/null || { echo "torchtitan_gpu_smoke: no GPU (no nvidia-smi) on this machine." >&2; exit 1; }
 
-[[ -f .zephon/demo/tokenizer/tokenizer.json ]] || .venv/bin/zephon demo --folder .zephon/demo
+[[ -f .zephon/demo/tokenizer/tokenizer.json ]] || "$python" -m examples.demo --folder .zephon/demo
 rm -rf "$out"
 export ZEPHON_RECIPE=recipes/torchtitan_debug.toml
 

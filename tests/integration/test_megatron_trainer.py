@@ -1,16 +1,12 @@
 """Megatron's real pretrain(), with its checkpoints, on the CPU over gloo."""
 
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
 from zephon.run.ledger import compare
 
 pytest.importorskip("megatron.training")
-sys.path.insert(0, str(Path(__file__).parent))
-from support.megatron_forks import BATCH, SAVED, SEQ, STEPS, Megatron
+from support.megatron import BATCH, SAVED, SEQ, STEPS, Megatron
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
 PIPELINE = "--pipeline-model-parallel-size=2"
@@ -19,79 +15,99 @@ VIRTUAL = "--num-layers-per-virtual-pipeline-stage=1"
 
 @pytest.fixture(scope="module")
 def megatron(tmp_path_factory):
-    made = Megatron(tmp_path_factory.mktemp("megatron"))
-    yield made
-    made.close()
+    megatron = Megatron(tmp_path_factory.mktemp("megatron"))
+    yield megatron
+    megatron.close()
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(megatron):
-    """Six steps on two ranks, saved at every second, in Megatron's format torch_dist."""
-    run = megatron.run("base", 2, f"--tensorboard-dir={megatron.folder / 'tensorboard'}")
+    """Six steps on two ranks, saved at every second, in Megatron's format torch_dist; evaluated at every third."""
+    run = megatron.run("base", 2, f"--tensorboard-dir={megatron.folder / 'tensorboard'}", *evaluation(megatron))
     assert run.ok, run.log
     assert sorted(run.losses) == list(range(1, STEPS + 1))
     assert sorted(megatron.digests("base")) == list(range(STEPS))
     return run
 
 
+def evaluation(megatron) -> list[str]:
+    # 20 documents make about four evaluation batches: passes end inside an evaluation.
+    return [f"--zephon-valid-data-config={megatron.validation[0]}", "--eval-iters=2", "--eval-interval=3"]
+
+
 def assert_as_uninterrupted(megatron, uninterrupted, name: str, run, first: int = 1, without: int = 0) -> None:
     """`run` made the steps from `first` on as the uninterrupted run did: records and losses."""
     assert run.ok, run.log
     assert sorted(run.losses) == [step for step in range(first, STEPS + 1) if step != without]
-    wanted = megatron.digests("base")
-    assert megatron.digests(name) == {step: wanted[step] for step in range(first - 1, STEPS)}
+    expected = megatron.digests("base")
+    assert megatron.digests(name) == {step: expected[step] for step in range(first - 1, STEPS)}
     assert compare(megatron.ledger("base"), megatron.ledger(name)) is None
     for step, loss in run.losses.items():
         assert loss == pytest.approx(uninterrupted.losses[step], rel=1e-5)
 
 
-def test_a_run_goes_on_at_other_numbers_of_ranks_and_again(megatron, uninterrupted):
+def test_a_run_goes_on_and_evaluates_alike_at_other_numbers_of_ranks_and_again(megatron, uninterrupted):
     states = megatron.folder / "states"
     megatron.copy_checkpoint("base", "at1", SAVED)
     retain = ("--save-retain-interval=2", f"--dataloader-save={states}")
-    run = megatron.run("at1", 1, *retain, save=1)
+    run = megatron.run("at1", 1, *retain, *evaluation(megatron), save=1)
     assert_as_uninterrupted(megatron, uninterrupted, "at1", run, SAVED + 1)
     assert "the data go on from their saved state, at record 16" in run.log
+    assert run.validation == pytest.approx(uninterrupted.validation, rel=1e-5)
     # The states of models that were not to be kept went with them.
     kept = sorted(path.name for path in states.glob("iter_*"))
     assert "iter_0000003" not in kept and {"iter_0000004", "iter_0000006"} <= set(kept)
 
     megatron.copy_checkpoint("at1", "at4", 4)
-    again = megatron.run("at4", 4, f"--dataloader-load={states}", micro=1, save=None)
+    again = megatron.run("at4", 4, f"--dataloader-load={states}", *evaluation(megatron), micro=1, save=None)
     assert_as_uninterrupted(megatron, uninterrupted, "at4", again, 5)
+    for key, loss in again.validation.items():
+        assert loss == pytest.approx(uninterrupted.validation[key], rel=1e-5)
 
 
 @pytest.mark.parametrize(
     "name, ranks, more",
     [
         ("tensor", 2, ("--tensor-model-parallel-size=2",)),
-        ("tensor-mask", 2, ("--tensor-model-parallel-size=2", "--create-attention-mask-in-dataloader")),
         ("pipeline", 2, (PIPELINE,)),
-        ("virtual", 2, (PIPELINE, VIRTUAL)),
-        ("data-pipeline", 4, (PIPELINE,)),
+        pytest.param(
+            "tensor-mask",
+            2,
+            ("--tensor-model-parallel-size=2", "--create-attention-mask-in-dataloader"),
+            marks=pytest.mark.deep,
+        ),
+        pytest.param("data-pipeline", 4, (PIPELINE,), marks=pytest.mark.deep),
     ],
 )
 def test_a_run_goes_on_in_every_parallelism(megatron, uninterrupted, name, ranks, more):
     # From a checkpoint of two data-parallel ranks, since fresh weights depend on how the model is cut.
     megatron.copy_checkpoint("base", name, SAVED)
-    run = megatron.run(name, ranks, *more, save=4 if name in ("pipeline", "virtual") else None)
+    run = megatron.run(name, ranks, *more, save=4 if name == "pipeline" else None)
     assert_as_uninterrupted(megatron, uninterrupted, name, run, SAVED + 1)
     if name == "pipeline":  # its states lie in a folder of another name
         megatron.copy_checkpoint(name, "without-pipeline", 4)
         run = megatron.run("without-pipeline", 1, save=None)
         assert_as_uninterrupted(megatron, uninterrupted, "without-pipeline", run, 5)
         assert "from their saved state" in run.log
-    if name == "virtual":  # where Megatron can save no state
-        assert not list((megatron.folder / name / "model" / "dataloader").glob("iter_0000004/*"))
-        megatron.copy_checkpoint(name, "virtual-again", 4)
-        run = megatron.run("virtual-again", ranks, *more, save=None)
-        assert_as_uninterrupted(megatron, uninterrupted, "virtual-again", run, 5)
-        assert "virtual pipeline stages save no state of the data" in run.log
-        refused = megatron.run("virtual-again", ranks, *more, "--zephon-seed=7", save=None)
-        assert refused.codes == [1, 1]
-        assert "this run has read other data so far" in refused.log and "seed: was 5, is 7" in refused.log
 
 
+@pytest.mark.deep
+def test_virtual_pipeline_stages_go_on_by_the_number_of_consumed_samples(megatron, uninterrupted):
+    megatron.copy_checkpoint("base", "virtual", SAVED)
+    run = megatron.run("virtual", 2, PIPELINE, VIRTUAL, save=4)
+    assert_as_uninterrupted(megatron, uninterrupted, "virtual", run, SAVED + 1)
+    # This version of Megatron saves no state there.
+    assert not list((megatron.folder / "virtual" / "model" / "dataloader").glob("iter_0000004/*"))
+    megatron.copy_checkpoint("virtual", "virtual-again", 4)
+    run = megatron.run("virtual-again", 2, PIPELINE, VIRTUAL, save=None)
+    assert_as_uninterrupted(megatron, uninterrupted, "virtual-again", run, 5)
+    assert "virtual pipeline stages save no state of the data" in run.log
+    refused = megatron.run("virtual-again", 2, PIPELINE, VIRTUAL, "--zephon-seed=7", save=None)
+    assert refused.codes == [1, 1]
+    assert "this run has read other data so far" in refused.log and "seed: was 5, is 7" in refused.log
+
+
+@pytest.mark.deep
 def test_legacy_checkpoints_do_as_well(megatron, uninterrupted):
     run = megatron.run("legacy", 2, ckpt="torch", steps=3)
     assert run.ok, run.log
@@ -102,6 +118,7 @@ def test_legacy_checkpoints_do_as_well(megatron, uninterrupted):
         assert loss == pytest.approx(uninterrupted.losses[step], rel=1e-5)
 
 
+@pytest.mark.deep
 def test_checkpoints_written_in_the_background_do_as_well(megatron, uninterrupted):
     megatron.copy_checkpoint("base", "async", SAVED)
     run = megatron.run("async", 2, "--async-save", steps=5)
@@ -120,26 +137,28 @@ def test_killed_between_saves_the_same_command_goes_on(megatron, uninterrupted):
     again = megatron.run("killed", 2, ckpt="torch")
     assert again.ok, again.log
     assert "from their saved state, at record 16" in again.log
-    # One account of both processes: what was consumed twice must have been the same, or reading it raises.
+    # The ledger of both processes: records consumed twice must have been the same, or reading it raises.
     assert megatron.digests("killed") == megatron.digests("base")
     for step, loss in again.losses.items():
         assert loss == pytest.approx(uninterrupted.losses[step], rel=1e-5)
 
 
+@pytest.mark.deep
 def test_an_iteration_can_be_skipped(megatron, uninterrupted):
     megatron.copy_checkpoint("base", "skipped", SAVED)
     run = megatron.run("skipped", 2, "--iterations-to-skip", "4", save=5)
     assert run.ok, run.log
     assert sorted(run.losses) == [3, 5, 6]
-    wanted = megatron.digests("base")
-    assert megatron.digests("skipped") == {step: wanted[step] for step in range(SAVED, STEPS)}
+    expected = megatron.digests("base")
+    assert megatron.digests("skipped") == {step: expected[step] for step in range(SAVED, STEPS)}
     megatron.copy_checkpoint("skipped", "skipped-again", 5)
     again = megatron.run("skipped-again", 1, save=None)
     assert again.ok and "from their saved state, at record 40" in again.log
     assert again.losses[6] == pytest.approx(run.losses[6], rel=1e-5)
-    assert megatron.digests("skipped-again") == {5: wanted[5]}
+    assert megatron.digests("skipped-again") == {5: expected[5]}
 
 
+@pytest.mark.deep
 def test_an_iteration_to_be_rerun_elsewhere_has_its_own_batches(megatron, uninterrupted):
     # An injected error makes Megatron save before the second step, after that step's batches have been used.
     injected = megatron.run("rerun", 2, "--error-injection-rate=1", "--error-injection-type=persistent_error")
@@ -161,6 +180,7 @@ def saved_state(megatron, name: str, iteration: int, rank: int = 0):
 
 
 class TestStates:
+    @pytest.mark.deep
     def test_of_former_ranks_and_damaged_ones_beside_a_whole_one_are_passed_over(self, megatron, uninterrupted):
         states = megatron.copy_checkpoint("base", "stale", SAVED)
         older = megatron.folder / "base" / "model" / "dataloader" / "iter_0000004" / "mp_rank_00"
@@ -172,10 +192,11 @@ class TestStates:
     @pytest.mark.parametrize(
         "what, message",
         [
-            ("missing", "there is no saved state of the data for iteration 2"),
-            (
+            pytest.param("missing", "the saved state of the data for iteration 2", marks=pytest.mark.deep),
+            pytest.param(
                 "truncated",
                 "is incomplete (*dprank001.pt is damaged or cut short; 1 file of a run on 2 ranks lack 4",
+                marks=pytest.mark.deep,
             ),
             ("foreign", "the state was taken with other data; the data would differ:"),
         ],
@@ -211,6 +232,7 @@ class TestStates:
         assert (saved["dp_size"], saved["dp_rank"]) == (2, 1)
         assert sorted(saved["zephon"]["lanes"]) == ["4", "5", "6", "7"] and saved["zephon"]["fingerprint"]
 
+    @pytest.mark.deep
     def test_are_not_looked_for_by_a_fine_tuning(self, megatron, uninterrupted):
         megatron.copy_checkpoint("base", "finetune", SAVED)
         run = megatron.run("finetune", 1, "--finetune", save=None, steps=2)
@@ -219,12 +241,12 @@ class TestStates:
         assert megatron.digests("finetune") == {0: base[0], 1: base[1]}
 
 
+@pytest.mark.deep
 class TestEvaluation:
-    def test_gives_one_loss_at_any_number_of_ranks_before_and_after_a_resume(self, megatron, uninterrupted):
-        # 20 documents make about four evaluation batches: three passes in six evaluations of two.
+    def test_goes_on_where_the_last_one_stopped_and_includes_the_test_set(self, megatron):
         more = (
-            f"--zephon-valid-data-config={megatron.validation}",
-            f"--zephon-test-data-config={megatron.other}",
+            f"--zephon-valid-data-config={megatron.validation[0]}",
+            f"--zephon-test-data-config={megatron.validation[1]}",
             "--eval-iters=2",
             "--eval-interval=1",
         )
@@ -243,8 +265,7 @@ class TestEvaluation:
     def test_of_several_whole_sets_counts_every_document_once(self, megatron):
         more = (
             "--zephon-valid-data-config",
-            str(megatron.validation),
-            str(megatron.other),
+            *map(str, megatron.validation),
             "--multiple-validation-sets",
             "--full-validation",
             "--eval-interval=1",
@@ -258,6 +279,7 @@ class TestEvaluation:
         assert losses[1] == pytest.approx(losses[2], rel=1e-5)
 
 
+@pytest.mark.deep
 class TestBatchSizes:
     def test_may_grow_by_a_schedule(self, megatron):
         # From record 16 on (1,024 tokens) steps have 16 records: 8, 8, 16, 16, ...
@@ -285,9 +307,10 @@ class TestBatchSizes:
         refused = megatron.run("refused", 2, "--zephon-canonical-replicas=6", save=None)
         assert refused.codes == [1, 1]
         for log in refused.logs:
-            assert "sizes that work are" in log and "loss of step" not in log
+            assert "expected a multiple of 12" in log and "loss of step" not in log
 
 
+@pytest.mark.deep
 def test_options_of_megatrons_own_dataset_are_honoured(megatron, uninterrupted):
     more = ("--reset-position-ids", "--reset-attention-mask", "--eod-mask-loss")
     alone = megatron.run("honoured", 1, *more, save=None, steps=2)
@@ -297,6 +320,7 @@ def test_options_of_megatrons_own_dataset_are_honoured(megatron, uninterrupted):
     assert abs(alone.losses[1] / uninterrupted.losses[1] - 1) > 1e-4
 
 
+@pytest.mark.deep
 def test_layers_for_multi_token_prediction_get_batches_on_their_stage(megatron):
     more = ("--mtp-num-layers=1", "--position-embedding-type=rope", "--no-rope-fusion", PIPELINE)
     run = megatron.run("mtp", 2, *more, save=None, steps=2)
@@ -317,9 +341,10 @@ def test_the_loaders_metrics_are_in_the_log_line_and_tensorboard(megatron, unint
         assert b"zephon/" + name in content
 
 
+@pytest.mark.deep
 def test_torchtitan_and_megatron_train_on_the_same_global_batches(megatron, uninterrupted, tmp_path):
     pytest.importorskip("torchtitan")
-    from support.torchtitan_forks import Titan
+    from support.torchtitan import Titan
 
     titan = Titan(tmp_path)
     try:
@@ -339,6 +364,7 @@ def whole(megatron):
     return made
 
 
+@pytest.mark.deep
 class TestBatchesOfARank:
     """`get_batch` with real process groups, where a model would need Transformer Engine."""
 

@@ -234,7 +234,9 @@ class TestDeath:
     ):
         monkeypatch.setenv("PARENT", str(os.getpid()))
         pipeline = build(tiny_tokenizer, function, options=options)
-        with pytest.raises(WorkerError, match=rf'{how}.*So had another .*dataset "d", shard memory, row \d+'):
+        with pytest.raises(
+            WorkerError, match=rf'{how}.*working on .*dataset "d", shard memory, row \d+.*, as was the worker'
+        ):
             digests(pipeline, 200)
         pipeline.close()
 
@@ -366,19 +368,6 @@ class TestPlaces:
             assert (where == "process") == ("in processes" in pipeline.explain())
             pipeline.close()
         assert runs[0] == runs[1]
-
-    def test_a_conversation_that_cannot_be_rendered_is_reported_in_the_same_words(self, tmp_path):
-        tokenizer = write_chat_tokenizer(tmp_path / "tokenizer", CHATML)
-        source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", {"messages": ["[3]"] * 9})])
-        words = set()
-        for runner in ("threads", "process"):
-            pipeline = Pipeline(source).options(canonical_replicas=1)
-            pipeline = pipeline.tokenize_chat(tokenizer, runner=runner, parallelism=1).pack_flat(40).batch(2)
-            with pytest.raises(DataError, match="tokenize_chat failed on dataset") as caught:
-                next(iter(pipeline))
-            words.add(re.sub(r"row \d", "row", str(caught.value)))
-            pipeline.close()
-        assert len(words) == 1
 
 
 class TestMemory:

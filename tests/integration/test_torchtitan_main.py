@@ -5,20 +5,17 @@ may follow it after colons.
 """
 
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
 from zephon.run.ledger import compare
 
 pytest.importorskip("torchtitan")
-sys.path.insert(0, str(Path(__file__).parent))
-from support.torchtitan_forks import SAVED, STEPS, Titan
+from support.torchtitan import SAVED, STEPS, Titan
 
 pytestmark = [
     pytest.mark.frameworks,
-    pytest.mark.slow,
+    pytest.mark.deep,
     pytest.mark.skipif(not os.environ.get("TORCHTITAN_MAIN"), reason="TORCHTITAN_MAIN names no checkout"),
 ]
 
@@ -34,8 +31,8 @@ def test_a_run_goes_on_at_another_number_of_ranks_and_validates_alike(tmp_path):
     finally:
         titan.close()
     assert compare(titan.ledger("base"), titan.ledger("resumed")) is None
-    wanted = titan.digests("base")
-    assert titan.digests("resumed") == {step: wanted[step] for step in range(SAVED, STEPS)}
+    expected = titan.digests("base")
+    assert titan.digests("resumed") == {step: expected[step] for step in range(SAVED, STEPS)}
     for step in range(SAVED + 1, STEPS + 1):
         assert resumed.losses[step] == pytest.approx(base.losses[step], rel=1e-4)
     assert resumed.validation[6] == pytest.approx(base.validation[6], rel=1e-4)

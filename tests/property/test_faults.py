@@ -4,20 +4,18 @@ import gzip
 import json
 import os
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from support import step_digests
 from support.examples import few
 from zephon import DataError, Pipeline, merge_checkpoints
-from zephon.columns.damage import FAULT, split_damaged
 from zephon.columns.faults import read_report
 from zephon.config.topology import divisors
-from zephon.io import Dataset, DecodeCache
+from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
 SETTINGS = few(5, deadline=None)
@@ -241,24 +239,6 @@ def test_a_budget_that_is_too_small_stops_every_topology_with_the_same_verdict(
                 stopped = True
         verdicts.add(stopped)
     assert len(verdicts) == 1
-
-
-@settings(max_examples=20, deadline=None)
-@given(corpora(), st.data())
-def test_reads_mark_the_same_rows_however_they_are_asked_for(tmp_path_factory, corpus, data):
-    folder = tmp_path_factory.mktemp("data")
-    lost = write(folder, {**corpus, "cut_off": None})
-    opened = Dataset.from_path("web", folder).open(
-        ["text"], size_column="text", cache=DecodeCache(data.draw(st.sampled_from([0, 1 << 20]))), skips=True
-    )
-    rows = np.array(data.draw(st.lists(st.integers(0, SHARDS * ROWS - 1), min_size=1, max_size=50)), np.int64)
-    table, kept, bad = split_damaged(opened.take(rows))
-    assert FAULT not in table.column_names
-    wanted = [int(row) for row in rows if row % ROWS not in lost[row // ROWS]]
-    assert [int(row) for row in rows[kept]] == wanted
-    if wanted:
-        assert table["text"].to_pylist() == [text_of(row // ROWS, row % ROWS) for row in wanted]
-    assert sorted([*kept.tolist(), *(place for place, _ in bad)]) == list(range(len(rows)))
 
 
 def cut_short(path):

@@ -1,12 +1,15 @@
 """Quotas and chunks of the curriculum, over random datasets, weights and lane counts."""
 
+from functools import partial
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from support import catalog_of
-from zephon.curriculum.mixture import Curriculum, row_weights
+from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import constant_curve, row_weights
 
 
 def curriculum(sizes, weights, *, lanes, chunk_size, repeat, seed=0):
@@ -14,8 +17,9 @@ def curriculum(sizes, weights, *, lanes, chunk_size, repeat, seed=0):
         DatasetOrder(f"d{i}", catalog_of([n], 1), lanes=lanes, seed=seed, options=OrderOptions())
         for i, n in enumerate(sizes)
     ]
-    whole = row_weights(weights, [1.0] * len(sizes))
-    return Curriculum(orders, whole, lanes=lanes, chunk_size=chunk_size, seed=seed, repeat=repeat)
+    stretch = partial(constant_curve, row_weights(weights, [1.0] * len(sizes)), chunk_size)
+    endings = [Ending(None if repeat else 1)] * len(sizes)
+    return Curriculum(orders, [stretch], lanes=lanes, seed=seed, endings=endings)
 
 
 shapes = st.integers(1, 5).flatmap(
@@ -36,7 +40,7 @@ def test_a_run_that_does_not_repeat_uses_every_row_exactly_once(shape, lanes, ch
         while (chunk := made.chunk(lane, index)) is not None:
             used += list(zip(chunk.dataset.tolist(), chunk.row.tolist(), strict=True))
             index += 1
-        assert index == made.chunks
+        assert index == made.chunks_of(lane)
     assert sorted(used) == [(d, row) for d, n in enumerate(sizes) for row in range(n)]
 
 
@@ -59,7 +63,7 @@ def test_chunks_follow_each_other_without_gap_or_overlap_and_do_not_depend_on_hi
     sizes, weights = shape
     made = curriculum(sizes, weights, lanes=lanes, chunk_size=chunk_size, repeat=repeat)
     lane = data.draw(st.integers(0, lanes - 1))
-    for index in range(min(6, made.chunks or 6)):
+    for index in range(min(6, made.chunks_of(lane) or 6)):
         chunk = made.chunk(lane, index)
         counts = np.bincount(chunk.dataset, minlength=len(sizes)).tolist()
         steps = zip(made.rows_before(lane, index), made.rows_before(lane, index + 1), strict=True)

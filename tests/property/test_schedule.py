@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from support import catalog_of
 from zephon.curriculum.mixture import Curriculum, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import constant_curve, scheduled_curve
 from zephon.curriculum.schedule import SHARE_ONE, shares_between, spans_of
 from zephon.errors import RecipeError
 from zephon.io import Dataset
@@ -43,16 +45,11 @@ def curriculum(sizes, stages, *, lanes, chunk_size, endings=None, ratios=None, s
         DatasetOrder(f"d{i}", catalog_of([n], 1), lanes=lanes, seed=seed, options=OrderOptions())
         for i, n in enumerate(sizes)
     ]
-    return Curriculum(
-        orders,
-        [1] * len(sizes),
-        lanes=lanes,
-        chunk_size=chunk_size,
-        seed=seed,
-        endings=endings,
-        spans=None if stages is None else spans_of(stages, [f"d{d}" for d in range(len(sizes))], 1),
-        tokens_per_row=ratios or [3.0] * len(sizes),
-    )
+    stretches = [partial(constant_curve, [1] * len(sizes), chunk_size)]
+    if stages is not None:
+        spans = spans_of(stages, [f"d{d}" for d in range(len(sizes))], 1)
+        stretches = [partial(scheduled_curve, span, ratios or [3.0] * len(sizes), lanes, chunk_size) for span in spans]
+    return Curriculum(orders, stretches, lanes=lanes, seed=seed, endings=endings)
 
 
 @st.composite
@@ -91,11 +88,11 @@ def test_by_the_end_of_any_chunk_all_lanes_together_have_the_integral_of_the_sha
     made = curriculum(**run)
     names = [f"d{d}" for d in range(len(run["sizes"]))]
     spans = spans_of(run["stages"], names, 1)
-    route = made._route_of(0)
+    route = made._route(0)
     for index in range(30):
-        segment = [s for s in route.segments if s.first <= index][-1]
+        segment = [s for s in route if s.first <= index][-1]
         # Time at the start of the chunk: the segments are the spans.
-        at = spans[route.segments.index(segment)].start + segment.time(index)
+        at = spans[route.index(segment)].start + segment.time(index)
         for d in range(len(names)):
             wanted = Fraction(0)
             for span in spans:
@@ -120,11 +117,11 @@ def test_with_endings_no_dataset_gives_more_than_its_passes_and_all_end(run, dat
     stops = [d for d, e in enumerate(run["endings"]) if e.ends_run]
     used = [[0] * size for size in sizes]
     for lane in range(lanes):
-        for index in range(made.chunks):
+        for index in range(made.chunks_of(0)):
             chunk = made.chunk(lane, index)
             for d, row in zip(chunk.dataset.tolist(), chunk.row.tolist(), strict=True):
                 used[d][row] += 1
-        assert made.chunk(lane, made.chunks) is None
+        assert made.chunk(lane, made.chunks_of(0)) is None
     for d, ending in enumerate(run["endings"]):
         assert max(used[d]) <= ending.passes
     whole = [d for d, e in enumerate(run["endings"]) if min(used[d]) == max(used[d]) == e.passes]
@@ -140,13 +137,13 @@ def test_endings_without_a_schedule(sizes, lanes, chunk_size, data):
     endings = [Ending(e.passes, e.ends_run and e.passes is not None) for e in endings]
     made = curriculum(sizes, None, lanes=lanes, chunk_size=chunk_size, endings=endings)
     if any(e.passes is None for e in endings) and not any(e.ends_run for e in endings):
-        assert made.chunks is None
+        assert made.chunks_of(0) is None
         late = [np.array(made.rows_before(lane, 10**6)) for lane in range(lanes)]
         for d, ending in enumerate(endings):
             if ending.passes is not None:
                 assert sum(rows[d] for rows in late) == ending.passes * sizes[d]
         return
-    total = [sum(made.rows_before(lane, made.chunks)[d] for lane in range(lanes)) for d in range(len(sizes))]
+    total = [sum(made.rows_before(lane, made.chunks_of(0))[d] for lane in range(lanes)) for d in range(len(sizes))]
     full = [total[d] == e.passes * sizes[d] for d, e in enumerate(endings) if e.passes is not None]
     assert any(full) if any(e.ends_run for e in endings) else all(full)
 
@@ -178,30 +175,35 @@ def test_steps_are_tokens_per_step():
 def test_where_every_dataset_of_a_stage_has_ended_the_next_stage_begins():
     stages = [Stage({"d0": 1.0}), Stage({"d1": 1.0}, start_tokens=10**9)]
     made = curriculum([50, 70], stages, lanes=2, chunk_size=10, endings=[Ending(1), Ending(1)])
-    assert sum(len(made.chunk(lane, i)) for lane in (0, 1) for i in range(made.chunks)) == 120
-    assert made.chunks < 20
+    assert sum(len(made.chunk(lane, i)) for lane in (0, 1) for i in range(made.chunks_of(0))) == 120
+    assert made.chunks_of(0) < 20
 
 
 @pytest.mark.parametrize(
     ("stages", "words"),
     [
         ([], "no stages"),
-        ([Stage({"a": 1, "x": 1})], '"x", which is no source. The sources are "a", "b".'),
+        ([Stage({"a": 1, "x": 1})], 'unknown source in stage 1 of the schedule "x". Expected one of a, b.'),
         ([Stage({"a": 1})], "no stage of the schedule gives ['b']"),
         ([Stage({"a": 1, "b": 1}, start_tokens=5)], 'starts at 5 with the change "constant"; expected a start at 0'),
         ([Stage({"a": 1, "b": 1}, change="linear", end_tokens=5)], "there is no mixture before it"),
         ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="cosine")], "no end"),
-        ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=9)], "in the order"),
-        ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=3)], "in the order"),
+        (
+            [Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=3)],
+            "expected more than 9",
+        ),
         (
             [
                 Stage({"a": 1}),
                 Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=20),
                 Stage({"b": 1}, start_tokens=15),
             ],
-            "must not overlap",
+            "expected an end after the start, and at most 15, where stage 3 starts",
         ),
-        ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=9)], "the end must be after"),
+        (
+            [Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=9)],
+            "expected an end after",
+        ),
         (["later"], "expected a zephon.work.Stage"),
     ],
 )

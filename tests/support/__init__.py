@@ -1,12 +1,12 @@
 """Small data and stand-ins that several test files build on."""
 
+import hashlib
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 
-from zephon.batch import combine_digests
 from zephon.columns.records import TokenBlock
 
 
@@ -32,6 +32,11 @@ def train_tiny_tokenizer(folder: Path, *, bos: str | None = "<|bos|>", eos: str 
         (folder / "tokenizer_config.json").unlink()
         return folder
     return train_tokenizer([text], folder, 400, bos_token=bos, eos_token=eos)
+
+
+def combine_digests(digests) -> bytes:
+    """The digest of a step, over those of its records."""
+    return hashlib.sha256(b"".join(digests)).digest()
 
 
 def step_digests(pipelines, steps: int, global_batch: int) -> list[bytes]:

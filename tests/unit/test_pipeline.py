@@ -226,13 +226,16 @@ def test_wrong_options_are_refused_before_the_first_batch(tiny_tokenizer, option
         (lambda p, t: p.batch(1), "lacks tokenize"),
         (lambda p, t: p.tokenize(t).batch(1), "lacks pack_flat"),
         (lambda p, t: p.tokenize(t).pack_flat(8), "lacks batch"),
-        (lambda p, t: p.pack_flat(8).tokenize(t).batch(1), "must come as tokenize, pack_flat"),
+        (
+            lambda p, t: p.pack_flat(8).tokenize(t).batch(1),
+            "in the order pack_flat, tokenize, batch; they must come as",
+        ),
         (lambda p, t: p.tokenize(t).pack_flat(8).pack_flat(8).batch(1), "pack_flat twice"),
         (lambda p, t: p.tokenize(t).pack_flat(0), "max_length is 0"),
         (lambda p, t: p.tokenize(t).pack_flat(8, "tetris"), 'algorithm is "tetris"'),
         (lambda p, t: p.shuffle(0), "buffer_size is 0"),
         (lambda p, t: p.batch(2.5), "microbatch_size is 2.5"),
-        (lambda p, t: p.tokenize(t, field=""), "field is ''"),
+        (lambda p, t: p.tokenize(t, field=""), 'field is ""'),
         (lambda p, t: p.tokenize(t, parallelism="4"), 'parallelism is "4"'),
         (lambda p, t: p.tokenize(t, parallelism=0), "parallelism is 0"),
         (lambda p, t: p.pack_flat(8, parallelism=-1), "parallelism is -1"),
@@ -273,9 +276,9 @@ def test_wrong_work_sources_are_refused(arguments, text):
 def test_wrong_datasets_are_refused():
     with pytest.raises(DataError, match="is one text"):
         Dataset.from_dict("a", {"text": "hello"})
-    with pytest.raises(RecipeError, match="takes a pyarrow"):
+    with pytest.raises(RecipeError, match="expected a pyarrow"):
         Dataset.from_table("a", "x")
-    with pytest.raises(RecipeError, match="format of dataset"):
+    with pytest.raises(RecipeError, match="fmt of dataset"):
         Dataset.from_path("a", "x", ["csv"])
     for wrong in (None, 5):
         with pytest.raises(RecipeError, match="path of a TOML file"):

@@ -2,11 +2,13 @@
 
 `pretrain_gpt_zephon.py --zephon-data-config recipe.toml ...` is Megatron's pretrain() on a data recipe. Inside:
 
-    options      command-line options, and the defaults of others that go with an external loader
-    checks       start-up checks: what Megatron's arguments mean for the data, and what does not fit together
+    options      command-line options, and defaults of Megatron's own for an external loader
+    checks       start-up checks: Megatron's arguments against the data and against each other
     batches      the forms of batches that Megatron's options ask for
     loaders      the loaders that Megatron calls: training, and validation or test
-    states       the files in which lanes lie beside the model's checkpoints: chosen, merged, pruned
+    states       the files of lanes beside the model's checkpoints: found, merged, pruned
+    history      the data that a run has read so far
+    resume       the place where a run goes on
     provider     zephon_train_valid_test_datasets_provider, in place of Megatron's
     training     the batch function, loss and forward step
     metrics      metrics of the loader in Megatron's log line, TensorBoard and Weights & Biases
@@ -15,25 +17,24 @@
     cpu_train    a launcher for machines without a GPU; nothing imports it
 """
 
+from __future__ import annotations
+
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .provider import zephon_train_valid_test_datasets_provider
-    from .states import prune_states
+    from megatron_zephon.provider import zephon_train_valid_test_datasets_provider
+    from megatron_zephon.states import prune_states
 
 __all__ = ["__version__", "prune_states", "zephon_train_valid_test_datasets_provider"]
 
 __version__ = "0.1.0"
 
+_MODULES = {"prune_states": "states", "zephon_train_valid_test_datasets_provider": "provider"}
+
 
 def __getattr__(name: str) -> Any:
-    # Lazily, so that `megatron_zephon.cpu_train` is there before megatron is imported.
-    if name == "zephon_train_valid_test_datasets_provider":
-        from .provider import zephon_train_valid_test_datasets_provider
-
-        return zephon_train_valid_test_datasets_provider
-    if name == "prune_states":
-        from .states import prune_states
-
-        return prune_states
+    # Lazily: `megatron_zephon.cpu_train` has to run before megatron is imported.
+    if name in _MODULES:
+        return getattr(import_module(f"megatron_zephon.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

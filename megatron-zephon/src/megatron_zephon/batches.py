@@ -1,9 +1,9 @@
 """The forms of batches that Megatron's options ask for.
 
-A batch is a fresh dict of what Megatron knows, and nothing else: tokens, labels, position_ids int64[mbs, S], loss_mask
-float32[mbs, S]; attention_mask bool[mbs, 1, S, S] (True where a token must not look) if it is to be made; cu_seqlens
-int32[mbs, S + 1] and max_seqlen int32[mbs] if documents are kept apart as packed sequences. Its tensors are contiguous,
-for the broadcasts of tensor parallelism, and not to be written to.
+A batch is a fresh dict of fields that Megatron knows, and no others: tokens, labels, position_ids int64[mbs, S],
+loss_mask float32[mbs, S]; with an attention mask, attention_mask bool[mbs, 1, S, S] (True where a token must not look);
+with packed sequences, cu_seqlens int32[mbs, S + 1] and max_seqlen int32[mbs]. Its tensors are contiguous, for the
+broadcasts of tensor parallelism, and must not be written to.
 """
 
 from __future__ import annotations
@@ -16,20 +16,24 @@ import torch
 
 from zephon import SampleBatch
 
-__all__ = ["BatchForm"]
+__all__ = ["BatchForm", "packs"]
+
+
+def packs(args: Namespace) -> bool:
+    """Whether documents are separated as packed sequences."""
+    return bool(args.sft or args.dataloader_inter_document_masking)
 
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How batches are to look.
+    """The form of batches.
 
     Attributes:
         seq_len: S, tokens of a record that the model sees.
-        eos_id: the token that ends documents; None where there is none.
-        fill: the label where no loss is counted. A token that the model knows, since not every cross entropy takes
-            another number.
-        reset_positions: positions begin again with every document.
-        attention_mask: None, "causal", or "documents" to keep documents apart.
+        eos_id: the token that ends documents, if any.
+        fill: the label where no loss counts. A token of the model, since not every cross entropy accepts others.
+        reset_positions: positions restart with every document.
+        attention_mask: None, "causal", or "documents" to separate documents.
         packed: with the bounds of documents, for attention over packed sequences.
         mask_eos: no loss where the input is the end of a document.
     """
@@ -45,8 +49,8 @@ class BatchForm:
 
     @staticmethod
     def of(args: Namespace, eos_id: int | None) -> BatchForm:
-        """The form for Megatron's arguments, which have been checked."""
-        packed = bool(args.sft or args.dataloader_inter_document_masking)
+        """The form for Megatron's arguments, once they are checked."""
+        packed = packs(args)
         mask = None
         if args.create_attention_mask_in_dataloader:
             mask = "documents" if args.reset_attention_mask else "causal"
@@ -73,7 +77,7 @@ class BatchForm:
             rename_fields={"input_ids": "tokens"},
         )
         if self.packed:
-            # As wide as Megatron's own: a width that does not depend on the documents.
+            # Of fixed width, as Megatron's own.
             bounds = fields["cu_seqlens"]
             wide = torch.full((len(batch), self.seq_len + 1), self.seq_len, dtype=torch.int32)
             wide[:, : bounds.shape[1]] = bounds
@@ -87,18 +91,18 @@ class BatchForm:
         return fields
 
     def _causal_mask(self, rows: int) -> torch.Tensor:
-        """bool[rows, 1, S, S], made once and given out again: making it takes far longer than all the rest."""
+        """bool[rows, 1, S, S], kept: making it takes far longer than all the rest."""
         if rows not in self._causal:
             causal = torch.ones(self.seq_len, self.seq_len, dtype=torch.bool).triu_(1)
             self._causal[rows] = causal.repeat(rows, 1, 1, 1)
         return self._causal[rows]
 
     def _documents_mask(self, positions: torch.Tensor) -> torch.Tensor:
-        """bool[rows, 1, S, S] for positions that begin again with every document."""
+        """bool[rows, 1, S, S] for positions that restart with every document."""
         mask = self._causal_mask(len(positions)).clone()
         last = 0
         for row, start in (positions == 0).nonzero().tolist():
-            # No token from here on looks at the document before; at those before it, none from there on did.
+            # No token from here on looks at the document before; earlier ones are masked already.
             mask[row, 0, start:, last if start else 0 : start] = True
             last = start
         return mask

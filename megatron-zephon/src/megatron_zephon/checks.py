@@ -1,4 +1,4 @@
-"""Start-up checks: what Megatron's arguments mean for the data. A misconfigured run fails here, with one sentence."""
+"""Start-up checks: Megatron's arguments against the data and each other. A misconfigured run fails here."""
 
 from __future__ import annotations
 
@@ -8,107 +8,118 @@ from typing import Any
 
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
+from megatron_zephon.batches import packs
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
-from zephon.loader import Tokenizer, Topology, check_allowed, load_tokenizer, resolve_lanes
+from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, resolve_lanes
 
-__all__ = ["check_options", "check_tokenizer", "eval_topology", "read_recipe", "tokenizer_path", "train_topology"]
+__all__ = [
+    "allowed_changes",
+    "check_options",
+    "check_special_tokens",
+    "eval_topology",
+    "read_recipe",
+    "tokenizer_path",
+    "train_topology",
+]
+
+_OTHER_DATA = (
+    "data_path",
+    "train_data_path",
+    "valid_data_path",
+    "test_data_path",
+    "data_args_path",
+    "per_split_data_args_path",
+    "mock_data",
+)
 
 
 def allowed_changes(args: Namespace) -> list[str]:
-    """Names of differences between data that are to be accepted."""
+    """The differences between data to accept, by name."""
     return [name.strip() for name in args.zephon_allow_changes.split(",") if name.strip()]
 
 
 def check_options(args: Namespace) -> None:
-    """Refuse options that contradict each other, or that an external loader or Megatron 0.19 cannot honour.
+    """Refuse options that contradict each other, or that an external loader or Megatron 0.19 does not support.
 
     Raises:
-        PipelineError: there are such.
-        CheckpointError: --zephon-allow-changes names what is no difference.
+        PipelineError: there are such options.
+        CheckpointError: --zephon-allow-changes has an unknown name.
     """
     check_allowed(allowed_changes(args), None, "--zephon-allow-changes")
     vpp = args.virtual_pipeline_model_parallel_size is not None
-    packed = "--sft" if args.sft else "--dataloader-inter-document-masking" if _packs(args) else None
-    makes_mask = args.create_attention_mask_in_dataloader
-    evaluates = bool(args.full_validation or args.eval_iters)
-    valid = args.zephon_valid_data_config or []
-    paths = ("data_path", "train_data_path", "valid_data_path", "test_data_path", "data_args_path")
-    other_data = next((name for name in (*paths, "per_split_data_args_path") if getattr(args, name)), None)
+    packed = packs(args) and ("--sft" if args.sft else "--dataloader-inter-document-masking")
+    other_data = next((f"--{name.replace('_', '-')}" for name in _OTHER_DATA if getattr(args, name)), "")
+    valid, test = args.zephon_valid_data_config or [], args.zephon_test_data_config
     for wrong, text in (
-        (not args.zephon_data_config, "--zephon-data-config is missing; name the data recipe to train on."),
+        (not args.zephon_data_config, "--zephon-data-config is missing; expected the data recipe to train on."),
         (
             args.dataloader_type != "external",
-            f"--dataloader-type is {args.dataloader_type}, but Zephon is an external loader; leave the option out.",
+            f"--dataloader-type is {args.dataloader_type}; expected external, the default with Zephon.",
         ),
-        (
-            other_data,
-            f"--{(other_data or '').replace('_', '-')} and --zephon-data-config both name the data; leave out one.",
-        ),
-        (args.mock_data, "--mock-data and --zephon-data-config both name the data; leave out one."),
+        (other_data, f"{other_data} and --zephon-data-config both name the data. Leave out one."),
         (
             getattr(args, "rampup_batch_size", None) is not None,
-            "--rampup-batch-size is ignored by this version of Megatron, so the batches would not be what it says; use "
+            "--rampup-batch-size is ignored by this version of Megatron, so batches would have another size. Use "
             '--step-batch-size-schedule, for example "0:64 1M:128".',
         ),
         (
             getattr(args, "fim_data", False),
-            "--fim-data changes samples in Megatron's own dataset, which is not used here; leave it out.",
+            "--fim-data changes samples in Megatron's own dataset only. Leave it out.",
         ),
         (
             getattr(args, "hybrid_context_parallel", False),
-            "--hybrid-context-parallel works with Megatron's own loader only; leave it out.",
+            "--hybrid-context-parallel works with Megatron's own loader only. Leave it out.",
         ),
         (
             args.decoder_seq_length is not None and args.decoder_seq_length != args.seq_length,
-            f"--decoder-seq-length is {args.decoder_seq_length} and --seq-length {args.seq_length}; records have one "
-            "length, so make them equal.",
+            f"--decoder-seq-length is {args.decoder_seq_length}; expected {args.seq_length}, as --seq-length, since "
+            "records have one length.",
         ),
         (
-            makes_mask and packed,
-            f"{packed} keeps documents apart by their bounds (cu_seqlens), and an attention mask would say it again; "
-            "leave out --create-attention-mask-in-dataloader.",
+            args.create_attention_mask_in_dataloader and packed,
+            f"--create-attention-mask-in-dataloader does not go with {packed}, which separates documents by "
+            "cu_seqlens. Leave it out.",
         ),
         (
-            args.reset_attention_mask and not makes_mask,
-            "--reset-attention-mask needs an attention mask, but "
-            + (
-                f"{packed} makes none (it keeps documents apart by cu_seqlens); leave out --reset-attention-mask."
-                if packed
-                else "--no-create-attention-mask-in-dataloader is given; leave out one of them."
-            ),
+            args.reset_attention_mask and packed,
+            f"--reset-attention-mask does not go with {packed}, which separates documents by cu_seqlens. Leave it out.",
+        ),
+        (
+            args.reset_attention_mask and not args.create_attention_mask_in_dataloader,
+            "--reset-attention-mask contradicts --no-create-attention-mask-in-dataloader. Leave out one.",
         ),
         (
             args.sft and args.context_parallel_size > 1,
-            "with --sft, context parallelism cuts every document into 2 x context-parallel-size parts of equal length, "
-            "which packed records do not come in; use --dataloader-inter-document-masking, which cuts records, or "
+            "with --sft, context parallelism cuts every document into 2 x context-parallel-size equal parts, which "
+            "packed records do not have. Use --dataloader-inter-document-masking, which cuts records, or "
             "--context-parallel-size 1.",
         ),
         (
             args.iterations_to_skip and vpp,
-            "--iterations-to-skip does not work with virtual pipeline stages in Megatron 0.19; leave out one.",
+            "--iterations-to-skip does not work with virtual pipeline stages in Megatron 0.19. Leave out one.",
         ),
         (
             args.iterations_to_skip and packed and args.context_parallel_size > 1,
-            f"--iterations-to-skip cuts the batches it skips at documents, which packed records ({packed}) with "
-            "--context-parallel-size do not allow in Megatron 0.19; leave one out.",
+            f"--iterations-to-skip does not work with {packed} and --context-parallel-size in Megatron 0.19. Leave "
+            "one out.",
         ),
         (
             args.full_validation and not args.multiple_validation_sets,
-            "--full-validation of one set does not work in this version of Megatron; add --multiple-validation-sets, "
+            "--full-validation of one set does not work in this version of Megatron. Add --multiple-validation-sets, "
             "which takes one recipe as well.",
         ),
         (
-            args.full_validation and args.zephon_test_data_config,
-            "--full-validation does not work together with test data in this version of Megatron; leave out "
+            args.full_validation and test,
+            "--full-validation does not work with test data in this version of Megatron. Leave out "
             "--zephon-test-data-config.",
         ),
         (
             packed and getattr(args, "overlap_moe_expert_parallel_comm", False),
-            f"--overlap-moe-expert-parallel-comm would let tokens see other documents with {packed}; leave out one.",
+            f"--overlap-moe-expert-parallel-comm would let tokens see other documents with {packed}. Leave out one.",
         ),
         (
             args.multiple_validation_sets and not args.full_validation,
-            "--multiple-validation-sets works with --full-validation only in this version of Megatron; add it.",
+            "--multiple-validation-sets works with --full-validation only in this version of Megatron. Add it.",
         ),
         (
             args.multiple_validation_sets and vpp,
@@ -116,35 +127,29 @@ def check_options(args: Namespace) -> None:
         ),
         (
             len(valid) > 1 and not args.multiple_validation_sets,
-            f"--zephon-valid-data-config names {len(valid)} recipes; name one, or add --multiple-validation-sets and "
+            f"--zephon-valid-data-config has {len(valid)} recipes; expected one, or --multiple-validation-sets and "
             "--full-validation.",
         ),
         (
-            evaluates and not valid,
-            f"evaluation is asked for (--eval-iters {args.eval_iters}"
-            f"{', as --zephon-test-data-config is given' if args.zephon_test_data_config else ''}), which Megatron "
-            "does during training too, but --zephon-valid-data-config is missing; name a recipe, or set --eval-iters "
-            "0.",
+            (args.full_validation or args.eval_iters) and not valid,
+            f"--eval-iters is {args.eval_iters}, and --zephon-valid-data-config is missing. Name a recipe (Megatron "
+            "evaluates during training, also with test data alone), or set --eval-iters 0.",
         ),
         (
             args.dataloader_save and not args.save,
-            "--dataloader-save is given without --save, so nothing would ever be saved; add --save.",
+            "--dataloader-save needs --save: without it nothing is ever saved. Add --save.",
         ),
         (
             args.zephon_prune_state and not args.save,
-            "--zephon-prune-state is given without --save, which tells the states to keep; add --save.",
+            "--zephon-prune-state needs --save, whose models tell which states to keep. Add --save.",
         ),
     ):
         if wrong:
             raise PipelineError(text)
 
 
-def _packs(args: Namespace) -> bool:
-    return bool(args.sft or args.dataloader_inter_document_masking)
-
-
 def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-config") -> DataRecipe:
-    """The recipe, with the seed that the run asks for.
+    """The recipe in `path`, with the seed of --zephon-seed.
 
     Raises:
         RecipeError: it cannot be used.
@@ -159,57 +164,56 @@ def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-conf
     if seed == "megatron":
         return recipe.replace(seed=int(args.seed))
     if not seed.isdecimal():
-        raise RecipeError(f'--zephon-seed is {seed!r}; "recipe", "megatron" or a whole number is needed.')
+        raise RecipeError(f'--zephon-seed is {seed!r}; expected "recipe", "megatron" or a whole number.')
     return recipe.replace(seed=int(seed))
 
 
 def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank: int) -> Topology:
-    """Lanes of the training data and who owns which. `global_batch` is None where batches change in size.
+    """The lanes of the training data and of this rank; `global_batch` is None where batches change in size.
 
-    Lanes are the same on any number of ranks, or an error: where they are to follow from the batch, it is the batch
-    that the command line fixes.
+    Lanes never depend on the number of ranks: "auto" takes them from the batch that the command line fixes.
 
     Raises:
-        TopologyError: lanes, ranks and a global batch of the run do not divide as they must.
+        TopologyError: lanes, ranks and a global batch of the run do not divide.
     """
-    wanted = recipe.canonical_replicas if args.zephon_canonical_replicas is None else args.zephon_canonical_replicas
+    replicas = recipe.canonical_replicas if args.zephon_canonical_replicas is None else args.zephon_canonical_replicas
     sizes, running = _batch_sizes(args, dp_size)
     if (
-        wanted == "auto"
+        replicas == "auto"
         and args.step_batch_size_schedule is None
         and not getattr(args, "_is_global_batch_size_explicitly_specified", True)
     ):
         raise TopologyError(
-            'canonical_replicas is "auto", which takes the number of lanes from the global batch, but '
-            f"--global-batch-size is not set, so it ({args.global_batch_size} here) would change with the number of "
-            f"ranks; set --global-batch-size {args.global_batch_size}, or --zephon-canonical-replicas."
+            'canonical_replicas is "auto", the number of lanes follows from the global batch, and --global-batch-size '
+            f"is not set: it ({args.global_batch_size} here), and with it the data, would change with the number of "
+            f"ranks. Set --global-batch-size {args.global_batch_size}, or --zephon-canonical-replicas."
         )
-    lanes = resolve_lanes(wanted, global_batch=math.gcd(*sizes), dp_degree=dp_size)
+    lanes = resolve_lanes(replicas, global_batch=math.gcd(*sizes), dp_degree=dp_size)
     Topology(lanes, dp_size, dp_rank)
     at_once = args.micro_batch_size * dp_size
     unit = math.lcm(at_once, lanes)
     for size in running:
         if size % lanes or size % at_once:
-            why = (
-                "--decrease-batch-size-if-needed makes it "
+            source = (
+                "--decrease-batch-size-if-needed"
                 if args.decrease_batch_size_if_needed
-                else "--step-batch-size-schedule asks for "
+                else "--step-batch-size-schedule"
                 if args.step_batch_size_schedule is not None
-                else "the global batch is "
+                else "--global-batch-size"
             )
             around = [n for n in (size // unit * unit, (size // unit + 1) * unit) if n]
             raise TopologyError(
-                f"{why}{size} records, which does not divide by {lanes} lanes (canonical_replicas) and by "
-                f"--micro-batch-size {args.micro_batch_size} x {dp_size} data-parallel ranks; sizes that work are "
-                f"{' and '.join(map(str, around))}, and every multiple of {unit}."
+                f"the global batch is {size} records ({source}); expected a multiple of {unit}, to divide by {lanes} "
+                f"lanes (canonical_replicas) and by --micro-batch-size {args.micro_batch_size} x {dp_size} "
+                f"data-parallel ranks. Use {' or '.join(map(str, around))}."
             )
-    # Of the whole run, so that it is told the same before and after a batch has grown.
+    # Of the whole run, so that it is the same before and after a batch has grown.
     steps = {*sizes} if args.step_batch_size_schedule is not None else {*running}
     return Topology(lanes, dp_size, dp_rank, steps.pop() if len(steps) == 1 else None)
 
 
 def _batch_sizes(args: Namespace, dp_size: int) -> tuple[list[int], list[int]]:
-    """Global batches that the command line asks for over the whole run, and those that will be from here on."""
+    """The sizes of global batches over the whole run, and those from here on."""
     if args.step_batch_size_schedule is not None:
         schedule = StepBatchsizeNumMicroBatchesCalculator(
             args.micro_batch_size, dp_size, False, 1, args.step_batch_size_schedule, args.seq_length
@@ -224,10 +228,10 @@ def _batch_sizes(args: Namespace, dp_size: int) -> tuple[list[int], list[int]]:
 
 
 def eval_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank: int) -> Topology:
-    """Lanes of a validation or test set and who owns which.
+    """The lanes of a validation or test set and of this rank.
 
     Raises:
-        TopologyError: they do not divide as they must.
+        TopologyError: lanes, ranks and batch do not divide.
     """
     batch = args.eval_global_batch_size
     lanes = resolve_lanes(recipe.canonical_replicas, global_batch=batch, dp_degree=dp_size)
@@ -238,51 +242,44 @@ def eval_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank:
 
 
 def tokenizer_path(args: Namespace) -> str:
-    """Where the tokenizer is that makes the tokens.
+    """The folder of the tokenizer.
 
     Raises:
-        TokenizerError: nothing says so.
+        TokenizerError: no option names it.
     """
     path = args.zephon_tokenizer
     if not path and args.tokenizer_type in ("HuggingFaceTokenizer", "SFTTokenizer"):
         path = args.tokenizer_model
     if not path:
         raise TokenizerError(
-            f"Zephon tokenizes with a tokenizer.json, which --tokenizer-type {args.tokenizer_type} does not name; set "
-            "--zephon-tokenizer to a folder that has one, or use --tokenizer-type HuggingFaceTokenizer with "
-            "--tokenizer-model."
+            f"--tokenizer-type is {args.tokenizer_type}, which names no tokenizer.json. Set --zephon-tokenizer to a "
+            "folder that has one, or use --tokenizer-type HuggingFaceTokenizer with --tokenizer-model."
         )
     return str(path)
 
 
-def check_tokenizer(args: Namespace, megatron_tokenizer: Any) -> Tokenizer:
-    """The tokenizer, after seeing that it fits Megatron's own and the model's vocabulary.
+def check_special_tokens(args: Namespace, megatron_tokenizer: Any) -> Tokenizer:
+    """The tokenizer, once it fits Megatron's own, the model's vocabulary and the options.
 
     Raises:
-        TokenizerError: it does not.
+        TokenizerError: it does not fit.
     """
-    path = tokenizer_path(args)
-    ours = load_tokenizer(path)
-    padded = args.padded_vocab_size
-    rows = padded if padded is not None else args.vocab_size
-    if rows is not None and ours.vocab_size > rows:
-        raise TokenizerError(
-            f"the tokenizer in {path!r} has ids up to {ours.vocab_size - 1}, the model has a vocabulary of {rows}"
-            f"{' (with its padding)' if padded is not None else ''}; use the tokenizer that belongs to the model, or "
-            f"set {'--padded-vocab-size' if padded is not None else '--vocab-size'} to {ours.vocab_size} at least."
-        )
-    if args.tokenizer_type == "NullTokenizer":
-        return ours  # it knows no tokens, only how many there are
+    path, known = tokenizer_path(args), args.tokenizer_type != "NullTokenizer"  # which knows no tokens
+    option = "vocab_size" if args.padded_vocab_size is None else "padded_vocab_size"
+    tokenizer = check_tokenizer(
+        path,
+        model_vocab_size=getattr(args, option),
+        special={"eos_id": getattr(megatron_tokenizer, "eod", None) if known else None},
+        remedy=f"Use the tokenizer that belongs to the model, or raise --{option.replace('_', '-')}.",
+    )
     theirs = getattr(megatron_tokenizer, "vocab_size", None)
-    if isinstance(theirs, int) and ours.vocab_size > theirs:
+    if known and isinstance(theirs, int) and tokenizer.vocab_size > theirs:
         raise TokenizerError(
-            f"the tokenizer in {path!r} has {ours.vocab_size} tokens, Megatron's (--tokenizer-model "
-            f"{args.tokenizer_model}) has {theirs}; name the same one for both."
+            f"the tokenizer in {path!r} has {tokenizer.vocab_size} tokens, Megatron's (--tokenizer-model "
+            f"{args.tokenizer_model}) has {theirs}. Name the same one for both."
         )
-    eod = getattr(megatron_tokenizer, "eod", None)
-    if eod is not None and ours.eos_id is not None and eod != ours.eos_id:
+    if args.eod_mask_loss and tokenizer.eos_id is None:
         raise TokenizerError(
-            f"the end of a document is token {eod} for Megatron's tokenizer and {ours.eos_id} for the one in {path!r}; "
-            "its tokenizer_config.json and tokenizer.json do not agree, so put one of them right."
+            f"--eod-mask-loss needs a token that ends documents; the tokenizer in {path!r} has none. Leave it out."
         )
-    return ours
+    return tokenizer

@@ -2,9 +2,9 @@
 
     torchrun --nproc_per_node=2 -m megatron_zephon.cpu_train --zephon-data-config recipe.toml ...
 
-NOT FOR TRAINING. It takes the arguments of `megatron_zephon.pretrain_gpt_zephon` and runs it after it has told torch,
-in this process only, that what Megatron asks of CUDA is answered by the CPU. Models with context parallelism and packed
-sequences need Transformer Engine, which has no CPU version. For megatron-core 0.19; nothing of the package imports it.
+NOT FOR TRAINING. It takes the arguments of `megatron_zephon.pretrain_gpt_zephon` and runs it with torch.cuda replaced,
+in this process only, by the CPU. Models with context parallelism and packed sequences need Transformer Engine, which
+has no CPU version. For megatron-core 0.19; nothing of the package imports it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ FLAGS = (
     "--no-persist-layer-norm",
     "--no-masked-softmax-fusion",
 )
-"""Options without which Megatron wants CUDA; `main` adds them to the command line."""
+"""Options without which Megatron requires CUDA; `main` adds them to the command line."""
 
 
 class _Idle:
@@ -40,7 +40,7 @@ class _Idle:
 
 
 def _cuda_is_cpu() -> None:
-    """Have torch answer for CUDA with the CPU, except that it is still not said to be available."""
+    """Put the CPU in place of CUDA in torch; torch.cuda.is_available() stays False."""
     import torch
     from torch.overrides import TorchFunctionMode
 
@@ -52,11 +52,11 @@ def _cuda_is_cpu() -> None:
             # torch.tensor(..., device="cuda") and its like are in some ninety places.
             if str(kwargs.get("device", "")).startswith("cuda"):
                 kwargs["device"] = cpu
-            given = func(*args, **kwargs)
-            # Optimizers and the clipping of gradients insist on tensors of CUDA types.
-            if func is torch.Tensor.type and isinstance(given, str):
-                return given.replace("torch.", "torch.cuda.", 1)
-            return given
+            result = func(*args, **kwargs)
+            # Optimizers and the clipping of gradients require tensors of CUDA types.
+            if func is torch.Tensor.type and isinstance(result, str):
+                return result.replace("torch.", "torch.cuda.", 1)
+            return result
 
     vars(torch.cuda).update(
         # Without a device, groups and seeds of model parallelism are silently left out.
@@ -66,7 +66,7 @@ def _cuda_is_cpu() -> None:
         synchronize=lambda device=None: None,
         Stream=_Idle,
         current_stream=lambda device=None: idle,
-        # Before this generation Megatron wants CUDA_DEVICE_MAX_CONNECTIONS for tensor parallelism.
+        # Before this generation Megatron requires CUDA_DEVICE_MAX_CONNECTIONS for tensor parallelism.
         get_device_properties=lambda device=None: SimpleNamespace(major=10, minor=0),
         # The CPU's generator is the only one. Left alone, seeds would wait for CUDA for ever.
         get_rng_state=lambda device=None: torch.get_rng_state(),
@@ -79,7 +79,7 @@ def _cuda_is_cpu() -> None:
 
 
 def _megatron_on_cpu() -> None:
-    """Exchange what Megatron itself does not do without CUDA."""
+    """Replace what Megatron itself does with CUDA only."""
     import megatron.core.datasets.utils
     import megatron.core.tensor_parallel.random
     import megatron.training.training
@@ -95,7 +95,7 @@ def _megatron_on_cpu() -> None:
 
 
 def prepare() -> Any:
-    """Adapt torch and Megatron, in this process, to the CPU; gives the module `megatron_zephon.pretrain_gpt_zephon`."""
+    """Adapt torch and Megatron to the CPU, in this process; returns `megatron_zephon.pretrain_gpt_zephon`."""
     if sys.version_info < (3, 12):
         raise SystemExit("megatron.training needs Python 3.12 or later.")
     # Megatron compiles small functions at its start, which takes seconds and gains nothing here.

@@ -1,19 +1,19 @@
-"""Which data a run has read, from which record on: an account beside its states.
+"""The history of a run's data: which data it read from which record on, in a file beside its states.
 
 A place that is found by counting records is right only where all data before it are the present ones. States say so by
-their fingerprint; where there is none (virtual pipeline stages, --zephon-seek), or it is not where the model stands,
-this account does.
+their fingerprint. This history does where there is no state (virtual pipeline stages, --zephon-seek), or where the
+state is not where the model stands.
 """
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
 
 from zephon import CheckpointError
 from zephon.loader import Change, check_fingerprint
@@ -21,26 +21,24 @@ from zephon.loader import Change, check_fingerprint
 __all__ = ["Entry", "check_count", "read_history", "with_entry", "write_history"]
 
 FILE = "zephon-data.json"
-_MOST_BYTES = 64 << 20
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """The data from one record on.
 
     Attributes:
         consumed: records used before.
         fingerprint: of the data.
-        by_state: whether the run went on from a saved state there, and was not counted to the place.
+        by_state: whether the run went on from a saved state there; otherwise records were counted.
     """
 
-    consumed: int
-    fingerprint: Mapping[str, Any]
+    consumed: Annotated[int, msgspec.Meta(ge=0)]
+    fingerprint: dict[str, Any]
     by_state: bool
 
 
 def read_history(folders: Sequence[Path]) -> list[Entry]:
-    """The account in the first of `folders` that has one; none where it is not there.
+    """The history in the first of `folders` that has one; empty without one.
 
     Raises:
         CheckpointError: it is damaged.
@@ -49,24 +47,12 @@ def read_history(folders: Sequence[Path]) -> list[Entry]:
     if path is None:
         return []
     try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-        entries = [Entry(**entry) for entry in json.loads(content)]
-    except (OSError, TypeError, ValueError, RecursionError):
-        entries = [Entry(-1, {}, False)]
-    sound = all(
-        isinstance(e.consumed, int)
-        and e.consumed >= 0
-        and isinstance(e.fingerprint, dict)
-        and isinstance(e.by_state, bool)
-        for e in entries
-    )
-    if not sound:
+        return msgspec.json.decode(path.read_bytes(), type=list[Entry])
+    except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         raise CheckpointError(
-            f"{path}, the account of the data that this run has read, is damaged; restore it, or delete it to find the "
-            "place by the number of consumed samples unchecked."
-        )
-    return entries
+            f"{path}, the history of the data of this run, is damaged. Restore it, or delete it to find the place by "
+            "the number of consumed samples unchecked."
+        ) from None
 
 
 def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowed: Collection[str]) -> list[Change]:
@@ -84,15 +70,12 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
         CheckpointError: the data were others, or changed on the way.
     """
     for before, entry in pairwise(entries):
-        if entry.by_state and entry.fingerprint != before.fingerprint:
-            names = sorted(
-                name
-                for name in {*before.fingerprint, *entry.fingerprint}
-                if before.fingerprint.get(name) != entry.fingerprint.get(name)
-            )
+        a, b = before.fingerprint, entry.fingerprint
+        if entry.by_state and a != b:
+            names = sorted(name for name in {*a, *b} if a.get(name) != b.get(name))
             raise CheckpointError(
                 f"the data of this run changed at record {entry.consumed} ({', '.join(names)}), where it went on from "
-                "a saved state, so counting records from the start would give other data; resume from a saved state."
+                "a saved state, so counting records from the start would give other data. Resume from a saved state."
             )
     if not entries:
         return []
@@ -106,7 +89,7 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
 
 
 def with_entry(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
-    """The account with what goes on from `entry`: what it says of later records is of runs that were given up."""
+    """The history of a run that goes on from `entry`; entries of later records are of runs that were given up."""
     kept = [earlier for earlier in entries if earlier.consumed < entry.consumed]
     if kept and kept[-1].fingerprint == entry.fingerprint:
         return kept
@@ -114,9 +97,9 @@ def with_entry(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
 
 
 def write_history(folder: str | os.PathLike[str], entries: Sequence[Entry]) -> None:
-    """Write the account into `folder`, whole or not at all."""
-    Path(folder).mkdir(parents=True, exist_ok=True)
+    """Write the history into `folder`, whole or not at all."""
     path = Path(folder) / FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_text(json.dumps([asdict(entry) for entry in entries]))
+    unfinished.write_bytes(msgspec.json.encode(entries))
     os.replace(unfinished, path)

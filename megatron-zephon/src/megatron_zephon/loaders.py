@@ -1,4 +1,4 @@
-"""The loaders that Megatron calls: one that trains, and ones that validate or test."""
+"""The loaders that Megatron calls: for training, and for validation or test."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from megatron_zephon.batches import BatchForm
 from zephon import DataError, Pipeline, SampleBatch
-from zephon.loader import Mixture, Progress
-
-from .batches import BatchForm
+from zephon.loader import Progress
 
 __all__ = ["EvalLoader", "TrainLoader"]
 
@@ -19,20 +18,22 @@ class TrainLoader:
 
     Args:
         pipeline: at its place in the stream.
-        form: how batches are to look.
-        describe: what else a saved state says: iteration, consumed samples and the like, as plain data; None where
-            this rank is not to save (its peers do).
+        form: the form of batches.
+        describe: further content of a saved state (iteration, consumed samples and so on), as plain data; None where
+            a peer of this rank saves the same lanes.
     """
 
     def __init__(
         self, pipeline: Pipeline, form: BatchForm, describe: Callable[[], Mapping[str, Any]] | None = None
     ) -> None:
-        self._pipeline = pipeline
+        self.pipeline = pipeline
+        self.progress = Progress()
+        """Of the batches since the loader was built."""
+        self.saves = describe is not None
+        """Whether this rank is the one of its peers that saves their lanes."""
         self._form = form
         self._describe = describe
         self._batches: Iterator[SampleBatch] | None = None
-        self.progress = Progress()
-        """What was handed out since the loader was built."""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
@@ -40,40 +41,26 @@ class TrainLoader:
     def __next__(self) -> dict[str, Any]:
         began = time.perf_counter()
         if self._batches is None:
-            self._batches = iter(self._pipeline)
+            self._batches = iter(self.pipeline)
         batch = next(self._batches, None)
         if batch is None:
             raise DataError(
-                f"the training data have ended after {self.cursor} records, before --train-iters (or --train-samples) "
-                "was reached; set repeat = true in the recipe, or train for less."
+                f"the training data have ended after {self.pipeline.cursor} records, before --train-iters (or "
+                "--train-samples) was reached. Set repeat = true in the recipe, or train for less."
             )
         fields = self._form.shape(batch)
         self.progress.add(batch, time.perf_counter() - began)
         return fields
 
     def save_state(self) -> dict[str, Any] | None:
-        """This rank's lanes and where the run is, as plain data; None where another rank saves the same."""
+        """This rank's lanes and the place of the run, as plain data; None where another rank saves the same."""
         if self._describe is None:
             return None
-        return {**self._describe(), "cursor": self.cursor, "zephon": self._pipeline.checkpoint()}
-
-    @property
-    def saves(self) -> bool:
-        """Whether this rank is the one of its peers that speaks for their lanes."""
-        return self._describe is not None
-
-    @property
-    def cursor(self) -> int:
-        """Records that all ranks together have used since the start of the run."""
-        return self._pipeline.cursor
-
-    def mixture(self) -> dict[str, Mixture]:
-        """Target and achieved token shares by source, as made by this rank since it started."""
-        return self._pipeline.mixture()
+        return {**self._describe(), "cursor": self.pipeline.cursor, "zephon": self.pipeline.checkpoint()}
 
     def close(self) -> None:
         """End the threads behind the stream."""
-        self._pipeline.close()
+        self.pipeline.close()
 
 
 class EvalLoader:
@@ -83,15 +70,14 @@ class EvalLoader:
     ranks must do the same.
 
     Args:
-        pipeline: finite; its passes end at a step on all ranks alike.
-        form: how batches are to look.
+        pipeline: finite; its passes end at the same step on all ranks.
+        form: the form of batches.
         calls_per_step: microbatches of this rank per evaluation iteration.
-        steps_before: evaluation iterations made before, in earlier processes.
+        steps_before: evaluation iterations of earlier processes.
     """
 
     def __init__(self, pipeline: Pipeline, form: BatchForm, *, calls_per_step: int, steps_before: int = 0) -> None:
         self.pipeline = pipeline
-        """What the batches come from."""
         self._form = form
         self._calls = calls_per_step
         self._before = steps_before * calls_per_step
@@ -100,10 +86,10 @@ class EvalLoader:
 
     def __next__(self) -> dict[str, Any]:
         if self._batches is None:
-            self._batches = self._enter(self._before)
+            self._batches = self._from(self._before)
         batch = next(self._batches, None)
         if batch is None:
-            self._batches = self._enter(0)
+            self._batches = self._new_pass()
             batch = next(self._batches, None)
             if batch is None:
                 raise self._empty()
@@ -111,34 +97,33 @@ class EvalLoader:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """One pass."""
-        for batch in self._fresh():
+        for batch in self._new_pass():
             yield self._form.shape(batch)
 
     def __len__(self) -> int:
-        """Evaluation iterations of a pass; makes one pass, the first time, to see."""
+        """Evaluation iterations of a pass; counted in a pass of its own, the first time."""
         if self._per_pass is None:
-            self._per_pass = sum(1 for _ in self._fresh())
+            self._per_pass = sum(1 for _ in self._new_pass())
             if not self._per_pass:
                 raise self._empty()
         return self._per_pass // self._calls
 
-    def _fresh(self) -> Iterator[SampleBatch]:
-        """A pass from its beginning."""
+    def _new_pass(self) -> Iterator[SampleBatch]:
         self.pipeline.seek(sequence_number=0)
         return iter(self.pipeline)
 
-    def _enter(self, place: int) -> Iterator[SampleBatch]:
-        """The batches from batch `place` on, counted over all passes; it may take a pass to learn how long one is."""
-        batches, passed = self._fresh(), 0
+    def _from(self, place: int) -> Iterator[SampleBatch]:
+        """The batches from batch `place` on, counted over all passes; the first pass may be read for its length."""
+        batches, passed = self._new_pass(), 0
         while passed < place:
-            if next(batches, None) is None:
-                if not passed:
-                    raise self._empty()
+            if next(batches, None) is not None:
+                passed += 1
+            elif passed:
                 place %= passed
-                batches, passed = self._fresh(), 0
-                continue
-            passed += 1
+                batches, passed = self._new_pass(), 0
+            else:
+                raise self._empty()
         return batches
 
     def _empty(self) -> DataError:
-        return DataError("the validation or test data make no record: their documents hold no token; name other data.")
+        return DataError("the validation or test data make no record: their documents hold no token. Name other data.")

@@ -1,8 +1,7 @@
-"""Metrics of the loader where Megatron's own are: in its log line, TensorBoard and Weights & Biases.
+"""Metrics of the loader in Megatron's log line, TensorBoard and Weights & Biases.
 
-Megatron's `training_log` is called on every rank at the end of every iteration; `install` puts a function in its place
-that adds to the iterations which are logged. The ranks that speak for lanes add up what they know, so that the rank
-that logs, which may hold no loader, can tell of all of them.
+Megatron has no place for them, so `install` wraps its `training_log`, which every rank calls at the end of every
+iteration. Only ranks that save lanes count, and every rank learns the sums: the rank that logs may hold no loader.
 """
 
 from __future__ import annotations
@@ -13,13 +12,10 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
 
-from zephon.loader import Progress, loader_metrics
-
-from .loaders import TrainLoader
+from megatron_zephon.loaders import TrainLoader
+from zephon.loader import Progress, any_rank, job_metrics
 
 __all__ = ["gathered_metrics", "install", "watch"]
 
@@ -27,11 +23,11 @@ _IN_LINE = ("zephon/data_wait(s)", "zephon/padding(%)", "zephon/cursor", "zephon
 _loader: TrainLoader | None = None
 _sources: list[str] = []
 _since: dict[str, Progress] = {}
-"""What had been done when metrics were last gathered, for the log line and for the writers."""
+"""The progress when metrics were last gathered, for the log line and for the writers."""
 
 
 def watch(loader: TrainLoader | None, sources: Sequence[str]) -> None:
-    """Tell of this rank's training loader; None on a rank, or for a virtual stage, that has none."""
+    """Set this rank's training loader; None on a rank, or for a virtual stage, that has none."""
     global _loader, _sources
     _sources = list(sources)
     if loader is not None and loader.saves:
@@ -40,31 +36,19 @@ def watch(loader: TrainLoader | None, sources: Sequence[str]) -> None:
 
 
 def gathered_metrics(reader: str) -> dict[str, float]:
-    """Metrics of all ranks since this was last called for `reader`; all ranks must call it.
-
-    See `zephon.loader.loader_metrics`.
-    """
-    counts, same = np.zeros(4 + 3 * len(_sources)), np.zeros(1 + len(_sources))
-    if _loader is not None:
-        mixture = _loader.mixture()
-        counts = _loader.progress.counts(_since.get(reader, Progress()), mixture)
-        # The same on all ranks that know them.
-        same[:] = _loader.cursor, *(part.target for part in mixture.values())
-        _since[reader] = replace(_loader.progress)
-    device = torch.cuda.current_device()
-    sums, maxima = torch.from_numpy(counts).to(device), torch.from_numpy(same).to(device)
-    dist.all_reduce(sums)
-    dist.all_reduce(maxima, op=dist.ReduceOp.MAX)
-    cursor, *targets = maxima.tolist()
-    return loader_metrics(sums.cpu().numpy(), dict(zip(_sources, targets, strict=True)), int(cursor))
+    """`zephon.loader.job_metrics` since the last call for `reader`. Every rank must call it."""
+    since, device = _since.get(reader, Progress()), torch.cuda.current_device()
+    if _loader is None:
+        return job_metrics(None, since, mixture={}, names=_sources, device=device)
+    now = _since[reader] = replace(_loader.progress)
+    pipeline = _loader.pipeline
+    return job_metrics(now, since, cursor=pipeline.cursor, mixture=pipeline.mixture(), names=_sources, device=device)
 
 
 @cache
 def _any_rank_writes(here: bool) -> bool:
-    """Whether some rank has a writer of TensorBoard or Weights & Biases; asked once, of all ranks at a time."""
-    flag = torch.tensor([int(here)], device=torch.cuda.current_device())
-    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
-    return bool(flag.item())
+    """Whether any rank has a writer of TensorBoard or Weights & Biases; reduced once."""
+    return any_rank(here, device=torch.cuda.current_device())
 
 
 def install() -> None:
@@ -81,26 +65,29 @@ def _with_zephon(stock: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(stock)
 
     def training_log(*args: Any, **kwargs: Any) -> Any:
-        called = signature.bind(*args, **kwargs)
-        called.apply_defaults()
-        given = called.arguments
-        iteration, totals = given["iteration"], given["total_loss_dict"]
+        call = signature.bind(*args, **kwargs)
+        call.apply_defaults()
+        values = call.arguments
+        iteration, totals = values["iteration"], values["total_loss_dict"]
         options = get_args()
-        in_line = iteration % options.log_interval == 0 or given["is_first_iteration"]
         writer, wandb = get_tensorboard_writer(), get_wandb_writer()
-        written = iteration % options.tensorboard_log_interval == 0 and _any_rank_writes(bool(writer or wandb))
-        if written:
+        if iteration % options.tensorboard_log_interval == 0 and _any_rank_writes(bool(writer or wandb)):
             metrics = gathered_metrics("writers")
             for name, value in metrics.items() if writer else ():
                 writer.add_scalar(name, value, iteration)
             if wandb:
                 wandb.log(metrics, iteration)
-        # Megatron prints, for each total, its mean over the iterations that made progress.
-        progress = totals.get("advanced iterations", 0) + (not given["skipped_iter"])
-        metrics = gathered_metrics("line") if in_line else {}
-        shown = {name: value for name, value in metrics.items() if name.startswith(_IN_LINE)}
-        device = torch.cuda.current_device()
-        totals.update({name: torch.tensor([value * max(1, progress)], device=device) for name, value in shown.items()})
+        shown: dict[str, torch.Tensor] = {}
+        if iteration % options.log_interval == 0 or values["is_first_iteration"]:
+            # Megatron prints, for each total, its mean over the iterations that made progress.
+            progress = max(1, totals.get("advanced iterations", 0) + (not values["skipped_iter"]))
+            device = torch.cuda.current_device()
+            shown = {
+                name: torch.tensor([value * progress], device=device)
+                for name, value in gathered_metrics("line").items()
+                if name.startswith(_IN_LINE)
+            }
+        totals.update(shown)
         try:
             return stock(*args, **kwargs)
         finally:

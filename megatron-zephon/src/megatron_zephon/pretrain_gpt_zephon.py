@@ -2,7 +2,7 @@
 
     torchrun --nproc_per_node=8 -m megatron_zephon.pretrain_gpt_zephon --zephon-data-config recipe.toml ...
 
-It takes the options of Megatron's pretrain_gpt.py, and those of the group "zephon" (--help).
+It takes the options of Megatron's pretrain_gpt.py and those of the group "zephon" (--help).
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ from megatron.training.arguments import (  # noqa: E402
     parse_args,
 )
 
+from megatron_zephon import metrics  # noqa: E402
+from megatron_zephon.checks import read_recipe  # noqa: E402
+from megatron_zephon.options import add_options, defaults_for  # noqa: E402
+from megatron_zephon.provider import zephon_train_valid_test_datasets_provider  # noqa: E402
+from megatron_zephon.training import forward_step  # noqa: E402
 from zephon import RecipeError  # noqa: E402
-
-from . import metrics  # noqa: E402
-from .checks import read_recipe  # noqa: E402
-from .options import add_options, defaults_for  # noqa: E402
-from .provider import zephon_train_valid_test_datasets_provider  # noqa: E402
-from .training import forward_step  # noqa: E402
 
 __all__ = ["main", "parse"]
 
@@ -47,18 +46,18 @@ def _embedding_ranks(pipeline: list[int]) -> list[int]:
 
 
 def parse() -> Namespace:
-    """Read the command line, and make what it says Megatron's arguments."""
+    """Parse the command line into Megatron's arguments."""
     defaults = defaults_for(parse_args(add_options))
     return parse_and_validate_args(extra_args_provider=add_options, args_defaults=defaults)
 
 
-def _check_recipes(given: Namespace) -> None:
-    """End with one sentence where a recipe cannot be read."""
-    paths = [given.zephon_data_config, *(given.zephon_valid_data_config or ()), given.zephon_test_data_config]
+def _check_recipes(parsed: Namespace) -> None:
+    """Exit with one sentence where a recipe cannot be read."""
+    paths = [parsed.zephon_data_config, *(parsed.zephon_valid_data_config or ()), parsed.zephon_test_data_config]
     try:
         for path in paths:
             if path:
-                read_recipe(path, given)
+                read_recipe(path, parsed)
     except RecipeError as error:
         raise SystemExit(f"error: {error}") from None
 
@@ -66,7 +65,7 @@ def _check_recipes(given: Namespace) -> None:
 def main() -> None:
     """Run Megatron's pretrain() with Zephon's loaders."""
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=time.time())
-    # Before Megatron reads the command line for itself, which knows nothing of these options, and builds a model.
+    # Before Megatron parses the command line and builds a model.
     _check_recipes(parse_args(add_options))
     run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
     args = parse()

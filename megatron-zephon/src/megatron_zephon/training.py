@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from argparse import Namespace
 from collections.abc import Iterator
 from functools import cache, partial
 from typing import Any
@@ -23,6 +22,8 @@ from megatron.training import get_args, get_timers
 from megatron.training.arguments import core_transformer_config_from_args
 from megatron.training.training import update_seqlen_stats_from_cu_seqlens
 from megatron.training.utils import is_first_or_last_pipeline_stage
+
+from megatron_zephon.batches import packs
 
 __all__ = ["forward_step", "get_batch", "loss_func", "predicts_more"]
 
@@ -45,17 +46,17 @@ def predicts_more(vp_stage: int | None) -> bool:
 
 
 def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | None = None) -> dict[str, Any]:
-    """A microbatch as this rank's part of the model takes it: broadcast over TP, flattened if packed, cut for CP.
+    """A microbatch for this rank's part of the model: broadcast over TP, flattened if packed, cut for CP.
 
     Args:
         data_iterator: on tensor-parallel rank 0 of the stages that take batches.
 
     Returns:
         tokens, labels, loss_mask, position_ids, attention_mask, cu_seqlens, cu_seqlens_padded, max_seqlen; None where a
-        stage does without.
+        stage does not take it.
     """
     args = get_args()
-    packed = bool(args.sft or args.dataloader_inter_document_masking)
+    packed = packs(args)
     at_an_end, mtp = is_first_or_last_pipeline_stage(vp_stage), predicts_more(vp_stage)
     batch: dict[str, Any] = dict.fromkeys((*_FIELDS, *_BOUNDS))
     if not (at_an_end or mtp or packed):
@@ -63,8 +64,8 @@ def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | No
     tp_rank = mpu.get_tensor_model_parallel_rank()
     if tp_rank == 0:
         assert data_iterator is not None
-        made = next(data_iterator)
-        batch.update((name, value.cuda(non_blocking=True)) for name, value in made.items() if value is not None)
+        fields = next(data_iterator)
+        batch.update((name, value.cuda(non_blocking=True)) for name, value in fields.items() if value is not None)
     batch = get_batch_on_this_tp_rank(
         batch,
         has_cu_seqlens=packed,
@@ -75,7 +76,7 @@ def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | No
         cp_size=args.context_parallel_size,
         tp_rank=tp_rank,
         # Evaluation may have a size of its own.
-        micro_batch_size=_micro_batch_size(args),
+        micro_batch_size=args.micro_batch_size if torch.is_grad_enabled() else args.eval_micro_batch_size,
         seq_length=args.seq_length,
         mtp_on_this_rank=mtp,
         pipeline_model_parallel_size=args.pipeline_model_parallel_size,
@@ -93,17 +94,12 @@ def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | No
     return {name: batch.get(name) for name in (*_FIELDS, *_BOUNDS)}
 
 
-def _micro_batch_size(args: Namespace) -> int:
-    """Of the phase the model is in."""
-    return int(args.micro_batch_size if torch.is_grad_enabled() else args.eval_micro_batch_size)
-
-
 def loss_func(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """The sum of the losses that count, how many they are, and both to report.
+    """The sum of the losses that count, their number, and both for the report.
 
     Args:
         loss_mask: float32[mbs, S] (of this context-parallel rank), 0 where no loss counts.
-        losses: of every token, likewise.
+        losses: float32[mbs, S], likewise.
     """
     args = get_args()
     mask = loss_mask.reshape(-1).float()
@@ -134,7 +130,7 @@ def forward_step(data_iterator: Any, model: Any, return_schedule_plan: bool = Fa
     """One microbatch through this rank's part of the model (Megatron's `forward_step_func`).
 
     Returns:
-        the output, and the function that makes the loss of it.
+        the output, and the function that computes its loss.
     """
     timers = get_timers()
     timers("batch-generator", log_level=2).start()

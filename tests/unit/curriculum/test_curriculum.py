@@ -156,7 +156,6 @@ def test_the_last_window_is_told_and_logged(tiny_tokenizer, caplog):
         for _, _ in zip(range(60), pipeline, strict=False):
             pass
     told = pipeline.mixture()
-    assert 0 < told["a"].window_tokens < told["a"].tokens
     assert sum(each.window for each in told.values()) == pytest.approx(1)
     assert told["b"].window == pytest.approx(2 / 3, abs=0.1)
     assert any("mixture: a " in record.message and "last window" in record.message for record in caplog.records)

@@ -2,75 +2,60 @@
 
 import gzip
 import os
-import tracemalloc
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
-import pytest
 
-from zephon.columns.arrow import int64_array
-from zephon.curriculum.mixture import Curriculum
-from zephon.curriculum.order import DatasetOrder, OrderOptions
-from zephon.data import sidecar
-from zephon.data.catalog import Catalog
 from zephon.data.formats import sequential
-from zephon.data.formats.registry import formats
 from zephon.io import Dataset, DecodeCache
 
-SHARDS, GROUPS, ROWS = 20_000, 10, 1000
+# A process of its own, so that nothing else in it allocates memory meanwhile.
+PROGRAM = """
+import tracemalloc
+from functools import partial
+from benchmarks.scale import shards_table
+from zephon.curriculum.mixture import Curriculum
+from zephon.curriculum.rates import constant_curve
+from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.data.catalog import Catalog
+from zephon.data.formats.registry import formats
+
+catalog = Catalog.from_shards("crawl", formats()["parquet"], shards_table(20_000, 10, 1010))
+tracemalloc.start()
+order = DatasetOrder("crawl", catalog, lanes=64, seed=1, options=OrderOptions())
+curriculum = Curriculum([order], [partial(constant_curve, [1], {chunk_size})], lanes=64, seed=1)
+for index in {chunks}:
+    for lane in range(64):
+        assert len(curriculum.chunk(lane, index)) == {chunk_size}
+    if index == {chunks}[0]:
+        kept, peak = tracemalloc.get_traced_memory()
+columns = ("group_shard", "group_rows", "group_bytes", "group_offset", "group_length", "row_starts")
+held = sum(getattr(catalog, name).nbytes for name in columns)
+print(catalog.n_groups, held, kept, peak, tracemalloc.get_traced_memory()[0] - kept)
+"""
 
 
-@pytest.fixture(scope="module")
-def catalog():
-    total = SHARDS * GROUPS
-    bounds = int64_array(np.arange(SHARDS + 1, dtype=np.int64) * GROUPS)
-    lists = {
-        "group_rows": np.full(total, ROWS, np.int64),
-        "group_bytes": np.full(total, ROWS * 3000, np.int64),
-        "group_offset": np.arange(total, dtype=np.int64) % GROUPS,
-        "group_length": np.full(total, ROWS * 900, np.int64),
-    }
-    table = pa.table(
-        {
-            "name": pa.array([f"part-{n:06}.parquet" for n in range(SHARDS)]),
-            "size": int64_array(np.full(SHARDS, 10**7)),
-            "mtime_ns": int64_array(np.zeros(SHARDS, np.int64)),
-            "digest": pa.array([f"{n:032x}" for n in range(SHARDS)]),
-            "columns": pa.array(['{"text": "large_string"}'] * SHARDS),
-            **{name: pa.LargeListArray.from_arrays(bounds, int64_array(values)) for name, values in lists.items()},
-        },
-        schema=sidecar.SCHEMA,
+def measured(chunk_size, chunks):
+    """Row groups, bytes of the catalog, bytes kept and at most used with the first chunk, and bytes kept for others."""
+    program = PROGRAM.format(chunk_size=chunk_size, chunks=chunks)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True
     )
-    return Catalog.from_shards("crawl", formats()["parquet"], table)
+    return map(int, done.stdout.split())
 
 
-def test_a_catalog_and_its_order_take_few_bytes_per_group(catalog):
+def test_a_catalog_and_its_order_take_few_bytes_per_group():
     """A million shards of ten groups must fit 2 GB with the libraries, so 150 bytes per group is the most."""
-    tracemalloc.start()
-    order = DatasetOrder("crawl", catalog, lanes=64, seed=1, options=OrderOptions())
-    curriculum = Curriculum([order], [1], lanes=64, chunk_size=16384, seed=1)
-    assert len(curriculum.chunk(3, 100)) == 16384
-    kept, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    columns = ("group_shard", "group_rows", "group_bytes", "group_offset", "group_length", "row_starts")
-    held = sum(getattr(catalog, name).nbytes for name in columns)
-    assert (held + peak) / catalog.n_groups < 150
-    assert (held + kept) / catalog.n_groups < 100
+    groups, held, kept, peak, _ = measured(16384, [100])
+    assert (held + peak) / groups < 150
+    assert (held + kept) / groups < 100
 
 
-def test_memory_does_not_grow_with_the_chunks_that_were_asked_for(catalog):
-    order = DatasetOrder("crawl", catalog, lanes=64, seed=1, options=OrderOptions())
-    curriculum = Curriculum([order], [1], lanes=64, chunk_size=1024, seed=1)
-    for lane in range(64):
-        for index in range(12):
-            curriculum.chunk(lane, index)
-    tracemalloc.start()
-    for lane in range(64):
-        for index in range(12, 60):
-            curriculum.chunk(lane, index)
-    kept, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert kept < 4 << 20
+def test_memory_does_not_grow_with_the_chunks_that_were_asked_for():
+    *_, more = measured(1024, list(range(48)))
+    assert more < 4 << 20
 
 
 def test_compressed_files_of_many_datasets_stay_within_the_open_files_allowed(tmp_path, monkeypatch):

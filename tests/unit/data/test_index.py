@@ -57,8 +57,7 @@ def test_a_scan_that_fails_goes_on_where_it_was(tmp_path, opened):
     assert whole.take(np.arange(20))["text"].to_pylist()[15:17] == ["repaired", "document 16"]
 
 
-def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr(catalog, "_SCANS_PER_TABLE", 4)
+def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, opened):
     for n in range(20):
         write_shard(tmp_path / f"data/{n:02}.jsonl", [f"document {n}"])
     dataset = Dataset.from_path("x", tmp_path / "data")
@@ -75,7 +74,6 @@ def test_an_interrupted_scan_goes_on_where_it_was(tmp_path, opened, monkeypatch)
 
 
 def test_an_index_is_saved_while_there_is_more_to_scan(tmp_path, monkeypatch):
-    monkeypatch.setattr(catalog, "_SCANS_PER_TABLE", 4)
     monkeypatch.setattr(catalog, "_SAVE_SECONDS", 0.0)
     saved = []
     original = catalog.save_table
@@ -85,7 +83,7 @@ def test_an_index_is_saved_while_there_is_more_to_scan(tmp_path, monkeypatch):
     for n in range(12):
         write_shard(tmp_path / f"data/{n:02}.jsonl", [f"document {n}"])
     Dataset.from_path("x", tmp_path / "data").scan("text", index_dir=tmp_path / "index")
-    assert saved[0] == 4 and saved[-1] == 12
+    assert 0 < saved[0] < 12 and saved[-1] == 12
 
 
 def test_the_command_indexes_a_path_and_a_run_finds_it(tmp_path, opened):
@@ -123,5 +121,5 @@ def test_the_command_finds_unusual_documents_or_says_what_there_is(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"body": "text"}\n')
     result = CliRunner().invoke(app, ["index", str(tmp_path / "b.jsonl")])
     assert result.exit_code == 2
-    assert "none of the usual columns" in result.output and "body; name it with --text-field" in result.output
+    assert "has the columns" in result.output and "body; expected one of text," in result.output
     assert " body " in run(tmp_path / "b.jsonl", "--text-field", "body")

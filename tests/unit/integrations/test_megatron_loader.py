@@ -8,8 +8,6 @@ import sys
 from types import SimpleNamespace
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from zephon import (
@@ -22,6 +20,7 @@ from zephon import (
     TokenizerError,
     TopologyError,
 )
+from zephon.loader import one_pass
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 pytest.importorskip("megatron.training")
@@ -30,37 +29,22 @@ from megatron.training.arguments import add_megatron_arguments
 
 from megatron_zephon import metrics
 from megatron_zephon.batches import BatchForm
-from megatron_zephon.checks import check_options, check_tokenizer, eval_topology, read_recipe, train_topology
+from megatron_zephon.checks import check_options, check_special_tokens, eval_topology, read_recipe, train_topology
 from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
 from megatron_zephon.loaders import EvalLoader, TrainLoader
-from megatron_zephon.options import add_options, defaults_for
+from megatron_zephon.options import _OPTIONS, add_options, defaults_for
 from megatron_zephon.states import FORMAT, find_state, prune_states
 
 pytestmark = pytest.mark.frameworks
 SEQ, BATCH = 32, 8
 
 
-@pytest.fixture
-def recipe(tmp_path):
-    for name, count in (("a", 60), ("b", 30)):
-        (tmp_path / name).mkdir()
-        texts = [f"{name} {i} " + "some words to fill the document " * (1 + i % 7) for i in range(count)]
-        pq.write_table(pa.table({"text": texts}), tmp_path / name / "0.parquet")
-    path = tmp_path / "recipe.toml"
-    path.write_text(
-        'seed = 5\nchunk_size = 40\nshuffle_buffer_size = 16\n[[sources]]\nname = "a"\npath = "a"\nweight = 2.0\n'
-        '[[sources]]\nname = "b"\npath = "b"\n'
-    )
-    return path
-
-
-def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=None, **more):
-    made = DataRecipe.from_toml(recipe) if seed is None else DataRecipe.from_toml(recipe).replace(seed=seed)
-    if more.pop("finite", False):
-        made = made.replace(repeat=False, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
-        more = {"drop_last": False, "combine_flag": bool, **more}
+def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=5, finite=False):
+    recipe = DataRecipe.from_toml(recipe).replace(seed=seed)
+    if finite:
+        recipe = one_pass(recipe, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
     return Pipeline.from_recipe(
-        made,
+        recipe,
         tokenizer=tokenizer,
         seq_len=SEQ,
         microbatch_size=micro,
@@ -68,7 +52,8 @@ def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=None, **mor
         dp_group_id=rank,
         global_batch=BATCH,
         canonical_replicas=BATCH,
-        **more,
+        drop_last=not finite,
+        combine_flag=bool,
     )
 
 
@@ -107,14 +92,7 @@ class TestOptions:
     def test_are_a_group_of_their_own_in_the_help(self):
         shown = _PARSER.format_help()
         group = shown[shown.index("\nzephon:") :]
-        for name in (
-            "--zephon-data-config",
-            "--zephon-valid-data-config",
-            "--zephon-test-data-config",
-            "--zephon-canonical-replicas",
-            "--zephon-ledger",
-            "--dataloader-save",
-        ):
+        for name in _OPTIONS:
             assert name in group
 
     def test_go_with_an_external_loader_that_makes_no_masks_and_does_not_evaluate(self):
@@ -133,21 +111,21 @@ class TestOptions:
     @pytest.mark.parametrize(
         "line, message",
         [
-            (["--dataloader-type=single"], "Zephon is an external loader"),
+            (["--dataloader-type=single"], "expected external"),
             (["--data-path", "x"], "--data-path and --zephon-data-config both name the data"),
             (["--mock-data"], "both name the data"),
             (["--rampup-batch-size", "1", "2", "3"], "--rampup-batch-size is ignored"),
-            (["--decoder-seq-length=16"], "make them equal"),
-            (["--sft", "--create-attention-mask-in-dataloader"], "--sft keeps documents apart by their bounds"),
-            (["--dataloader-inter-document-masking", "--reset-attention-mask"], "leave out --reset-attention-mask"),
-            (["--reset-attention-mask", "--no-create-attention-mask-in-dataloader"], "leave out one of them"),
-            (["--sft", "--context-parallel-size=2"], "use --dataloader-inter-document-masking"),
-            (["--full-validation"], "add --multiple-validation-sets"),
+            (["--decoder-seq-length=16"], "expected 32, as --seq-length"),
+            (["--sft", "--create-attention-mask-in-dataloader"], "does not go with --sft"),
+            (["--dataloader-inter-document-masking", "--reset-attention-mask"], "does not go with --dataloader-inter"),
+            (["--reset-attention-mask", "--no-create-attention-mask-in-dataloader"], "Leave out one"),
+            (["--sft", "--context-parallel-size=2"], "Use --dataloader-inter-document-masking"),
+            (["--full-validation"], "Add --multiple-validation-sets"),
             (["--multiple-validation-sets"], "works with --full-validation only"),
             (["--eval-iters=5"], "--zephon-valid-data-config is missing"),
-            (["--zephon-valid-data-config", "a", "b"], "names 2 recipes"),
-            (["--dataloader-save=x"], "without --save"),
-            (["--zephon-prune-state"], "without --save"),
+            (["--zephon-valid-data-config", "a", "b"], "has 2 recipes"),
+            (["--dataloader-save=x"], "needs --save"),
+            (["--zephon-prune-state"], "needs --save"),
         ],
     )
     def test_that_contradict_each_other_are_refused(self, line, message):
@@ -155,7 +133,7 @@ class TestOptions:
             check_options(args_of(*line))
 
     def test_that_name_no_difference_of_data_are_refused(self):
-        words = r'--zephon-allow-changes names \'sed\', which is no difference .*did you mean "seed".*shuffle'
+        words = 'unknown name of a change in --zephon-allow-changes "sed". Did you mean "seed"'
         with pytest.raises(CheckpointError, match=words):
             check_options(args_of("--zephon-allow-changes=seed, sed"))
         check_options(args_of("--zephon-allow-changes=seed, dataset web ,tokens_per_row"))
@@ -187,22 +165,22 @@ class TestOptions:
 
 class TestLanes:
     def of(self, recipe, dp_size, *line, lanes=None, **changes):
-        made = DataRecipe.from_toml(recipe)
+        recipe = DataRecipe.from_toml(recipe)
         args = args_of(*line, zephon_canonical_replicas=lanes, **changes)
-        return train_topology(made, args, dp_size=dp_size, dp_rank=0)
+        return train_topology(recipe, args, dp_size=dp_size, dp_rank=0)
 
     def test_come_from_the_global_batch_and_never_from_the_number_of_ranks(self, recipe):
         for ranks in (1, 2, 4, 8):
             topology = self.of(recipe, ranks, "--global-batch-size=8")
             assert (topology.lanes, topology.global_batch, topology.dp_degree) == (8, 8, ranks)
-        with pytest.raises(TopologyError, match=r"set --global-batch-size 8, or --zephon-canonical-replicas"):
+        with pytest.raises(TopologyError, match=r"Set --global-batch-size 8, or --zephon-canonical-replicas"):
             self.of(recipe, 2, "--seed=1")
         assert self.of(recipe, 2, "--seed=1", lanes=4).lanes == 4
 
     @pytest.mark.parametrize(
         "lanes, ranks, micro, message",
         [
-            (6, 2, 1, "the global batch is 8 records, .* 6 lanes .* sizes that work are 6 and 12"),
+            (6, 2, 1, r"the global batch is 8 records \(--global-batch-size\).* 6 lanes .* Use 6 or 12"),
             (8, 3, 1, "8 lanes .* do not divide among 3"),
         ],
     )
@@ -214,54 +192,54 @@ class TestLanes:
         line = "--step-batch-size-schedule=0:8 1K:24 2K:32"
         topology = self.of(recipe, 2, line)
         assert (topology.lanes, topology.global_batch) == (8, None)
-        with pytest.raises(TopologyError, match=r"--step-batch-size-schedule asks for 24 records.* 16 and 32"):
+        with pytest.raises(TopologyError, match=r"is 24 records \(--step-batch-size-schedule\).* Use 16 or 32"):
             self.of(recipe, 2, line, lanes=16, consumed_train_samples=40)
         # What lies in the past need not suit the ranks of today.
         assert self.of(recipe, 16, line, lanes=16, consumed_train_samples=100).lanes == 16
 
     def test_divide_a_batch_that_is_decreased(self, recipe):
         line = ("--global-batch-size=100", "--decrease-batch-size-if-needed")
-        with pytest.raises(TopologyError, match=r"makes it 96 records.* 100 lanes"):
+        with pytest.raises(TopologyError, match=r"is 96 records \(--decrease-batch-size-if-needed\).* 100 lanes"):
             self.of(recipe, 4, *line, micro_batch_size=8)
         topology = self.of(recipe, 4, *line, lanes=32, micro_batch_size=8)
         assert (topology.lanes, topology.global_batch) == (32, 96)
 
     def test_of_evaluations_are_checked_too(self, recipe):
-        made = DataRecipe.from_toml(recipe).replace(canonical_replicas=3)
+        recipe = DataRecipe.from_toml(recipe).replace(canonical_replicas=3)
         with pytest.raises(TopologyError, match=r"evaluation \(--eval-global-batch-size 8\)"):
-            eval_topology(made, args_of("--global-batch-size=8"), dp_size=1, dp_rank=0)
+            eval_topology(recipe, args_of("--global-batch-size=8"), dp_size=1, dp_rank=0)
 
 
 class TestTokenizer:
     def test_has_to_fit_the_vocabulary_its_padding_included(self, tiny_tokenizer):
         args = args_of("--tokenizer-type=HuggingFaceTokenizer", f"--tokenizer-model={tiny_tokenizer}")
         theirs = SimpleNamespace(vocab_size=400, eod=load_tokenizer(tiny_tokenizer).eos_id)
-        assert check_tokenizer(args, theirs).vocab_size == 400
+        assert check_special_tokens(args, theirs).vocab_size == 400
         args.padded_vocab_size = 512
-        assert check_tokenizer(args, theirs).vocab_size == 400
+        assert check_special_tokens(args, theirs).vocab_size == 400
         args.padded_vocab_size = 384
         with pytest.raises(
-            TokenizerError, match=r"ids up to 399, the model has a vocabulary of 384 \(with its padding\)"
+            TokenizerError, match=r"has 400 tokens; expected at most 384, the voc.* raise --padded-vocab-size"
         ):
-            check_tokenizer(args, theirs)
+            check_special_tokens(args, theirs)
         args.padded_vocab_size = 512
         theirs.eod += 1
-        with pytest.raises(TokenizerError, match="the end of a document is token"):
-            check_tokenizer(args, theirs)
-        theirs.vocab_size = 300
+        with pytest.raises(TokenizerError, match=r"eos_id is \d+ for the trainer"):
+            check_special_tokens(args, theirs)
+        theirs.eod, theirs.vocab_size = theirs.eod - 1, 300
         with pytest.raises(TokenizerError, match=r"has 400 tokens, Megatron's .* has 300"):
-            check_tokenizer(args, theirs)
+            check_special_tokens(args, theirs)
 
     def test_has_to_be_named(self, tiny_tokenizer):
         args = args_of("--tokenizer-type=NullTokenizer", "--vocab-size=400")
-        with pytest.raises(TokenizerError, match="set --zephon-tokenizer"):
-            check_tokenizer(args, None)
+        with pytest.raises(TokenizerError, match="Set --zephon-tokenizer"):
+            check_special_tokens(args, None)
         args.zephon_tokenizer = str(tiny_tokenizer)
-        assert check_tokenizer(args, SimpleNamespace(eod=1)).vocab_size == 400
+        assert check_special_tokens(args, SimpleNamespace(eod=1)).vocab_size == 400
 
 
 class TestBatches:
-    def made(self, recipe, tokenizer, *line, finite=False):
+    def shaped(self, recipe, tokenizer, *line, finite=False):
         """All batches (or the first) of a form, and the records behind them."""
         eos = load_tokenizer(tokenizer).eos_id
         form = BatchForm.of(args_of(*line), eos)
@@ -271,7 +249,7 @@ class TestBatches:
         return [form.shape(batch) for batch in records], records, eos
 
     def test_are_fresh_dicts_of_what_megatron_knows(self, recipe, tiny_tokenizer):
-        (batch,), (record,), _ = self.made(recipe, tiny_tokenizer)
+        (batch,), (record,), _ = self.shaped(recipe, tiny_tokenizer)
         assert set(batch) == {"tokens", "labels", "loss_mask", "position_ids"}
         for name in ("tokens", "labels", "position_ids"):
             assert batch[name].dtype == torch.int64 and batch[name].shape == (2, SEQ) and batch[name].is_contiguous()
@@ -281,7 +259,7 @@ class TestBatches:
         assert torch.equal(batch["position_ids"], torch.arange(SEQ).repeat(2, 1))
 
     def test_begin_positions_again_after_the_end_of_a_document(self, recipe, tiny_tokenizer):
-        (batch,), _, eos = self.made(recipe, tiny_tokenizer, "--reset-position-ids")
+        (batch,), _, eos = self.shaped(recipe, tiny_tokenizer, "--reset-position-ids")
         expected = torch.zeros_like(batch["tokens"])
         for row, tokens in enumerate(batch["tokens"].tolist()):
             place = 0
@@ -292,7 +270,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("positions", [(), ("--reset-position-ids",)])
     def test_mask_attention_to_other_documents(self, recipe, tiny_tokenizer, positions):
-        (batch,), _, eos = self.made(recipe, tiny_tokenizer, "--reset-attention-mask", *positions)
+        (batch,), _, eos = self.shaped(recipe, tiny_tokenizer, "--reset-attention-mask", *positions)
         mask = batch["attention_mask"]
         assert mask.dtype == torch.bool and mask.shape == (2, 1, SEQ, SEQ)
         for row, tokens in enumerate(batch["tokens"].tolist()):
@@ -302,11 +280,11 @@ class TestBatches:
         assert bool((batch["position_ids"][:, -1] == SEQ - 1).all()) is not bool(positions)
 
     def test_mask_attention_to_what_comes_later(self, recipe, tiny_tokenizer):
-        (batch,), _, _ = self.made(recipe, tiny_tokenizer, "--create-attention-mask-in-dataloader")
+        (batch,), _, _ = self.shaped(recipe, tiny_tokenizer, "--create-attention-mask-in-dataloader")
         assert torch.equal(batch["attention_mask"][1, 0], ~torch.ones(SEQ, SEQ, dtype=torch.bool).tril())
 
     def test_count_no_loss_after_the_end_of_a_document(self, recipe, tiny_tokenizer):
-        (batch,), (record,), eos = self.made(recipe, tiny_tokenizer, "--eod-mask-loss")
+        (batch,), (record,), eos = self.shaped(recipe, tiny_tokenizer, "--eod-mask-loss")
         ends = batch["tokens"] == eos
         assert ends.any() and torch.equal(batch["loss_mask"] == 0, ends)
         labels = torch.from_numpy(record.tokens[:, 1:].astype(np.int64))
@@ -314,7 +292,7 @@ class TestBatches:
 
     @pytest.mark.parametrize("option", ["--sft", "--dataloader-inter-document-masking"])
     def test_carry_the_bounds_of_documents(self, recipe, tiny_tokenizer, option):
-        batches, records, _ = self.made(recipe, tiny_tokenizer, option, finite=True)
+        batches, records, _ = self.shaped(recipe, tiny_tokenizer, option, finite=True)
         for batch, record in zip(batches, records, strict=True):
             bounds, longest = batch["cu_seqlens"], batch["max_seqlen"]
             assert bounds.dtype == longest.dtype == torch.int32
@@ -323,14 +301,14 @@ class TestBatches:
                 inside = {int(start) for start in starts if start < SEQ} | {0}
                 if record.lengths[row] < SEQ:
                     inside.add(int(record.lengths[row]))  # padding is a document of its own
-                wanted = [*sorted(inside), SEQ]
-                assert bounds[row, : len(wanted)].tolist() == wanted and (bounds[row, len(wanted) :] == SEQ).all()
-                assert longest[row] == max(np.diff(wanted))
-                places = torch.cat([torch.arange(length) for length in np.diff(wanted)])
+                expected = [*sorted(inside), SEQ]
+                assert bounds[row, : len(expected)].tolist() == expected and (bounds[row, len(expected) :] == SEQ).all()
+                assert longest[row] == max(np.diff(expected))
+                places = torch.cat([torch.arange(length) for length in np.diff(expected)])
                 assert torch.equal(batch["position_ids"][row], places)
 
     def test_count_no_loss_where_labels_are_masked_and_have_labels_that_models_know(self, recipe, tiny_tokenizer):
-        batches, records, _ = self.made(recipe, tiny_tokenizer, "--sft", finite=True)
+        batches, records, _ = self.shaped(recipe, tiny_tokenizer, "--sft", finite=True)
         masked = 0
         for batch, record in zip(batches, records, strict=True):
             ignored = record.to_training()["labels"] == -100
@@ -363,22 +341,15 @@ class TestBatches:
         tokenizer = load_tokenizer(tiny_tokenizer)
         pipeline = Pipeline.from_recipe(path, tokenizer=tiny_tokenizer, seq_len=128, microbatch_size=2, drop_last=False)
         form = BatchForm.of(args_of("--sft", "--seq-length=128"), tokenizer.eos_id)
-        said = set()
+        trained_on = set()
         for batch in map(form.shape, pipeline):
             for labels, mask in zip(batch["labels"], batch["loss_mask"], strict=True):
-                said |= set(tokenizer.decode(labels[mask == 1].numpy()).replace("answer", "\nanswer").split("\n"))
-        assert {f"answer {i} words" for i in range(40)} <= said
-        assert not any("question" in text or "user" in text for text in said)
+                trained_on |= set(tokenizer.decode(labels[mask == 1].numpy()).replace("answer", "\nanswer").split("\n"))
+        assert {f"answer {i} words" for i in range(40)} <= trained_on
+        assert not any("question" in text or "user" in text for text in trained_on)
 
 
 class TestTrainLoader:
-    def test_gives_batches_from_next_alone(self, recipe, tiny_tokenizer):
-        loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1))
-        first, second = next(loader), next(loader)
-        assert first is not second and not torch.equal(first["tokens"], second["tokens"])
-        assert loader.progress.batches == 2 and loader.progress.wait > 0
-        loader.close()
-
     def test_saves_its_lanes_as_plain_data_on_one_of_its_peers(self, recipe, tiny_tokenizer):
         described = TrainLoader(
             pipeline_of(recipe, tiny_tokenizer, ranks=2, rank=1), BatchForm(SEQ, 1, 1), lambda: {"iteration": 1}
@@ -453,7 +424,7 @@ class TestStates:
         return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)
 
     def lanes(self, states):
-        return sorted(int(lane) for state in states for lane in state["lanes"])
+        return sorted(lane for state in states for lane in state.lanes)
 
     def test_are_put_together_from_any_number_of_files(self, recipe, tiny_tokenizer, tmp_path):
         for ranks, name in ((1, "mp_rank_00"), (4, "mp_rank_00_000")):
@@ -467,7 +438,7 @@ class TestStates:
         self.save(tmp_path, recipe, tiny_tokenizer, 4, steps=3)
         self.save(tmp_path, recipe, tiny_tokenizer, 2)
         states = self.find(recipe, tiny_tokenizer, tmp_path)
-        assert len(states) == 2 and {state["rounds"] for state in states} == {2}
+        assert len(states) == 2 and {state.rounds for state in states} == {2}
         # Both folder names: a whole state of other data beside it is not taken.
         self.save(tmp_path, recipe, tiny_tokenizer, 1, name="mp_rank_00_000", seed=99)
         assert len(self.find(recipe, tiny_tokenizer, tmp_path)) == 2
@@ -480,7 +451,7 @@ class TestStates:
 
     def test_that_are_not_whole_are_refused_and_say_why(self, recipe, tiny_tokenizer, tmp_path):
         target = self.save(tmp_path, recipe, tiny_tokenizer, 2)
-        with pytest.raises(CheckpointError, match="no saved state of the data for iteration 3"):
+        with pytest.raises(CheckpointError, match=r"the saved state of the data for iteration 3.*is missing"):
             self.find(recipe, tiny_tokenizer, tmp_path, iteration=3)
         second = target / "train_dataloader_dprank001.pt"
         content = second.read_bytes()
@@ -565,7 +536,7 @@ class TestMetrics:
         assert set(totals) == {"advanced iterations"}  # nothing of ours stays in Megatron's totals
 
 
-class TestAccount:
+class TestHistory:
     def test_of_the_data_tells_where_counting_would_give_others(self, tmp_path):
         first, second = Entry(0, {"seed": 5, "mixture": 1}, False), Entry(64, {"seed": 5, "mixture": 2}, True)
         write_history(tmp_path / "states", with_entry([first], second))
@@ -586,14 +557,11 @@ class TestAccount:
     @pytest.mark.parametrize("content", ["", "[", "{}", '[{"consumed": 1}]', "[[[" * 9000, '[{"consumed": -1}]', "[1]"])
     def test_that_is_damaged_is_refused(self, tmp_path, content):
         (tmp_path / "zephon-data.json").write_text(content)
-        if content == "{}":
-            assert read_history([tmp_path]) == []
-            return
         with pytest.raises(CheckpointError, match="is damaged"):
             read_history([tmp_path])
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_the_launchers_print_their_help_and_refuse_recipes_that_are_not_there():
     def run(launcher, *args):
         command = [sys.executable, "-m", f"megatron_zephon.{launcher}", *args]

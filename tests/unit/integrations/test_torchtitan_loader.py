@@ -1,18 +1,15 @@
 """TorchTitan's view of the data loader: config, batches, checks and state, without a trainer's run."""
 
 import json
-import re
 import sys
 import threading
-from dataclasses import fields, replace
+from dataclasses import replace
 from types import SimpleNamespace
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
-from zephon.loader import SourceRecipe, keys_of
+from zephon.loader import keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 pytest.importorskip("torchtitan")
@@ -22,26 +19,11 @@ from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan_zephon import ZephonDataLoader
 from torchtitan_zephon.checkpointing import from_keys, look_ahead
-from torchtitan_zephon.config import Source
 from torchtitan_zephon.metrics import loader_metrics
 from torchtitan_zephon.trainer_view import TrainerView
 
 pytestmark = pytest.mark.frameworks
 SEQ, BATCH = 32, 8
-
-
-@pytest.fixture
-def recipe(tmp_path):
-    for name, count in (("a", 60), ("b", 30)):
-        (tmp_path / name).mkdir()
-        texts = [f"{name} {i} " + "some words to fill the document " * (1 + i % 7) for i in range(count)]
-        pq.write_table(pa.table({"text": texts}), tmp_path / name / "0.parquet")
-    path = tmp_path / "recipe.toml"
-    path.write_text(
-        'seed = 5\nchunk_size = 40\nshuffle_buffer_size = 16\n[[sources]]\nname = "a"\npath = "a"\nweight = 2.0\n'
-        '[[sources]]\nname = "b"\npath = "b"\n'
-    )
-    return path
 
 
 @pytest.fixture
@@ -74,6 +56,20 @@ def config(recipe, **overrides):
     return ZephonDataLoader.Config.from_toml(recipe, **overrides)
 
 
+def build(config, tokenizer, **sizes):
+    """A loader without a trainer."""
+    sizes = sizes or {"seq_len": SEQ, "local_batch_size": 2}
+    return config.build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, global_batch_size=BATCH, **sizes)
+
+
+def ranks_of(config, tokenizer, ranks, local, keys=None):
+    """The loaders of all ranks, gone on from the keys of a checkpoint."""
+    loaders = [Trainer(config, tokenizer, ranks=ranks, rank=rank, local=local).dataloader for rank in range(ranks)]
+    for loader in loaders if keys else ():
+        loader.load_state_dict({key: keys[key] for key in loader.state_dict()})
+    return loaders
+
+
 def take(loader, count):
     iterator = iter(loader)
     return [next(iterator) for _ in range(count)], iterator
@@ -90,15 +86,8 @@ def step(loaders, local):
 
 
 class TestConfig:
-    def test_has_every_key_of_a_recipe_with_its_default(self):
-        ours = {f.name: f for f in fields(ZephonDataLoader.Config)}
-        for key in keys_of(DataRecipe).values():
-            assert ours[key.name].default == key.default, key.name
-        assert {f.name for f in fields(Source)} == set(keys_of(SourceRecipe))
-
     def test_from_toml_takes_overrides_and_gives_the_recipe_back(self, recipe):
-        made = config(recipe, seed=9)
-        assert made.to_recipe() == DataRecipe.from_toml(recipe).replace(seed=9)
+        assert config(recipe, seed=9).to_recipe() == DataRecipe.from_toml(recipe).replace(seed=9)
 
     def test_is_plain_data_that_json_can_hold(self, recipe):
         plain = json.loads(json.dumps(config(recipe).to_dict()))
@@ -111,35 +100,26 @@ class TestConfig:
         args = ["--module=torchtitan_zephon", "--config=llama3_debugmodel_zephon", f"--hf_assets_path={tiny_tokenizer}"]
         more = ["--dataloader.seed=7", "--dataloader.sources.1.weight=9", "--dataloader.canonical_replicas=4"]
         more += ["--dataloader.allow_changes=seed,dataset a", "--dataloader.shuffle_block_size=global"]
-        made = ConfigManager().parse_args(args + more).dataloader
-        assert type(made) is ZephonDataLoader.Config
-        assert (made.seed, made.sources[1].weight, made.canonical_replicas) == (7, 9.0, 4)
-        assert (made.allow_changes, made.shuffle_block_size) == (["seed", "dataset a"], "global")
+        loader = ConfigManager().parse_args(args + more).dataloader
+        assert type(loader) is ZephonDataLoader.Config
+        assert (loader.seed, loader.sources[1].weight, loader.canonical_replicas) == (7, 9.0, 4)
+        assert (loader.allow_changes, loader.shuffle_block_size) == (["seed", "dataset a"], "global")
         with pytest.raises(SystemExit):
             ConfigManager().parse_args([*args, "--help"])
         shown = capsys.readouterr().out
-        visible = {f.name for f in fields(ZephonDataLoader.Config)}
-        visible -= {"dataset", "dataset_path", "recipe", "infinite", "sources", "schedule"}
-        for name in visible:
+        for name in {*keys_of(DataRecipe)} | {"ledger", "flush_index", "allow_changes", "skip_steps", "start_afresh"}:
             assert f"--dataloader.{name.replace('_', '-')}" in shown
-        for f in fields(ZephonDataLoader.Config):
-            if f.name in visible:
-                kind, flag = str(f.type), f"--dataloader.{f.name}"
-                value = "3" if "int" in kind else "x" if "str" in kind else "0.5"
-                value = word[1] if (word := re.search(r"Literal\['(\w+)'", kind)) else value
-                given = [flag] if "bool" in kind else [f"{flag}={value}"]
-                ConfigManager().parse_args([*args, *given])
 
     def test_nothing_of_the_trainers_is_taken_from_a_recipe(self, recipe):
         recipe.write_text("seq_len = 512\n" + recipe.read_text())
-        with pytest.raises(RecipeError, match="The sequence length belongs to the training framework"):
+        with pytest.raises(RecipeError, match="sequence length belongs to the training framework"):
             config(recipe)
 
     @pytest.mark.parametrize(
         "override, message",
         [
-            ({"sead": 1}, "unknown override 'sead'"),
-            ({"seed": "x"}, 'seed is "x"; expected a 64-bit integer'),
+            ({"sead": 1}, "'sead'; expected a field"),
+            ({"chunk_size": 0}, "chunk_size is 0"),
             ({"sources": []}, "sources is empty"),
             ({"dataset": "c4"}, "fields of TorchTitan's own data loaders"),
         ],
@@ -148,21 +128,17 @@ class TestConfig:
         with pytest.raises(RecipeError, match=message):
             config(recipe, **override)
 
-    def test_a_config_function_without_a_recipe_says_what_to_set(self, monkeypatch):
-        from torchtitan_zephon.config_registry import llama3_debugmodel_zephon
+    def test_config_functions_read_the_recipe_that_the_environment_names(self, monkeypatch, recipe):
+        from torchtitan_zephon.config_registry import llama3_8b_zephon
 
         monkeypatch.delenv("ZEPHON_RECIPE", raising=False)
         with pytest.raises(RecipeError, match="ZEPHON_RECIPE is not set"):
-            llama3_debugmodel_zephon()
-
-    def test_the_large_config_reads_the_same_recipe(self, monkeypatch, recipe):
-        from torchtitan_zephon.config_registry import llama3_8b_zephon
-
+            llama3_8b_zephon()
         monkeypatch.setenv("ZEPHON_RECIPE", str(recipe))
         monkeypatch.setenv("ZEPHON_VALIDATION_RECIPE", str(recipe))
-        made = llama3_8b_zephon()
-        assert made.training.global_batch_size == 512 and made.dataloader.seed == 5
-        assert made.validator.enable and made.validator.steps == -1
+        large = llama3_8b_zephon()
+        assert large.training.global_batch_size == 512 and large.dataloader.seed == 5
+        assert large.validator.enable and large.validator.steps == -1
 
 
 class TestBatches:
@@ -179,39 +155,37 @@ class TestBatches:
         assert inputs["positions"].max() < SEQ and (inputs["positions"][:, 0] == 0).all()
 
     def test_flat_ones_hold_the_same_tokens(self, recipe, tokenizer):
-        def build(**sizes):
-            return config(recipe).build(
-                dp_world_size=1, dp_rank=0, tokenizer=tokenizer, global_batch_size=BATCH, **sizes
-            )
+        def first(**sizes):
+            return take(build(config(recipe), tokenizer, **sizes), 1)[0][0]
 
-        ((rows, labels),), _ = take(build(seq_len=SEQ, local_batch_size=2), 1)
-        ((flat, flat_labels),), _ = take(build(max_context_length=SEQ, num_tokens_per_batch=2 * SEQ), 1)
+        rows, labels = first(seq_len=SEQ, local_batch_size=2)
+        flat, flat_labels = first(max_context_length=SEQ, num_tokens_per_batch=2 * SEQ)
         assert set(flat) == {"input", "positions"}
         assert torch.equal(flat["input"], rows["input"].flatten())
         assert torch.equal(flat["positions"], rows["positions"].flatten())
         assert torch.equal(flat_labels, labels.flatten())
-        ((counted, _),), _ = take(build(max_context_length=SEQ, num_tokens_per_microbatch=2 * SEQ), 1)
+        counted, _ = first(max_context_length=SEQ, num_tokens_per_microbatch=2 * SEQ)
         assert counted["num_valid_tokens"] == 2 * SEQ and not counted["padding_mask"].any()
         assert counted["padding_mask"].shape == (2 * SEQ,)
 
     @pytest.mark.parametrize(
         "sizes, message",
         [
-            ({"max_context_length": SEQ, "num_tokens_per_batch": SEQ + 1}, "no multiple of max_context_length 32"),
+            (
+                {"max_context_length": SEQ, "num_tokens_per_batch": SEQ + 1},
+                "is 33; expected a multiple",
+            ),
             ({"rows": 3}, "builds its data loader with"),
         ],
     )
     def test_sizes_that_do_not_fit_are_refused(self, recipe, tokenizer, sizes, message):
         with pytest.raises(PipelineError, match=message):
-            config(recipe).build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, global_batch_size=BATCH, **sizes)
+            build(config(recipe), tokenizer, **sizes)
 
     @pytest.mark.parametrize("ranks, local", [(2, 2), (4, 1), (8, 1)])
     def test_make_the_same_global_batches_on_any_number_of_ranks(self, recipe, tokenizer, ranks, local):
         alone = [iter(Trainer(config(recipe), tokenizer, local=8).dataloader)]
-        many = [
-            Trainer(config(recipe), tokenizer, ranks=ranks, rank=rank, local=local).dataloader for rank in range(ranks)
-        ]
-        many = [iter(loader) for loader in many]
+        many = [iter(loader) for loader in ranks_of(config(recipe), tokenizer, ranks, local)]
         for _ in range(3):
             assert step(alone, 8) == step(many, local)
 
@@ -228,9 +202,9 @@ class TestChecks:
         assert sum(key.startswith("lane_") for key in loader.state_dict()) == BATCH // 2
 
     def test_lanes_are_never_guessed_from_the_number_of_ranks(self, recipe, tokenizer):
-        with pytest.raises(TopologyError, match=r"set --training.global_batch_size 4, or canonical_replicas"):
+        with pytest.raises(TopologyError, match=r"Set --training.global_batch_size 4, or canonical_replicas"):
             Trainer(config(recipe), tokenizer, ranks=2, batch=-1)
-        with pytest.raises(TopologyError, match="no trainer that states a global batch"):
+        with pytest.raises(TopologyError, match="no trainer with a global batch"):
             config(recipe).build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=1)
         Trainer(config(recipe, canonical_replicas=4), tokenizer, ranks=2, batch=-1)
 
@@ -256,18 +230,18 @@ class TestChecks:
         training.num_tokens_per_train_step = -1
         assert (view.global_batch(4).records, view.global_batch(4).fixed) == (8, False)
         training.num_tokens_per_train_step = 100
-        with pytest.raises(TopologyError, match="100, which is no multiple"):
+        with pytest.raises(TopologyError, match="is 100; expected a multiple of 32"):
             view.global_batch(4)
 
     def test_the_tokenizer_has_to_be_the_models(self, recipe, tokenizer, tmp_path):
-        with pytest.raises(TokenizerError, match="ids up to 399, the model has a vocabulary of 300"):
+        with pytest.raises(TokenizerError, match="has 400 tokens; expected at most 300, the vocabulary"):
             Trainer(config(recipe), tokenizer, vocab=300)
         tokenizer.eos_id += 1
-        with pytest.raises(TokenizerError, match=r"has eos_id .* for the trainer"):
+        with pytest.raises(TokenizerError, match=r"eos_id is \d+ for the trainer"):
             Trainer(config(recipe), tokenizer)
-        with pytest.raises(TokenizerError, match=r"holds no tokenizer\.json"):
+        with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
             Trainer(config(recipe), SimpleNamespace(tokenizer_path=str(tmp_path)))
-        with pytest.raises(TokenizerError, match="does not say where it was loaded from"):
+        with pytest.raises(TokenizerError, match="without tokenizer_path"):
             Trainer(config(recipe), object())
 
 
@@ -277,9 +251,7 @@ HELD = "ensure_mixture = true\nensure_mixture_buffer_size = 40\n"
 class TestState:
     def saved(self, recipe, tokenizer, ranks, local, steps=2):
         """The keys that all ranks write together, and the next global batch."""
-        loaders = [
-            Trainer(config(recipe), tokenizer, ranks=ranks, rank=rank, local=local).dataloader for rank in range(ranks)
-        ]
+        loaders = ranks_of(config(recipe), tokenizer, ranks, local)
         iterators = [iter(loader) for loader in loaders]
         for _ in range(steps):
             step(iterators, local)
@@ -292,11 +264,7 @@ class TestState:
     def test_of_two_ranks_is_loaded_by_any_number(self, recipe, tokenizer, ranks, local, more):
         recipe.write_text(more + recipe.read_text())
         keys, following = self.saved(recipe, tokenizer, 2, 2)
-        loaders = []
-        for rank in range(ranks):
-            loader = Trainer(config(recipe), tokenizer, ranks=ranks, rank=rank, local=local).dataloader
-            loader.load_state_dict({key: keys[key] for key in loader.state_dict()})
-            loaders.append(iter(loader))
+        loaders = [iter(loader) for loader in ranks_of(config(recipe), tokenizer, ranks, local, keys)]
         assert step(loaders, local) == following
 
     def test_of_other_data_is_refused_and_accepted_on_purpose(self, recipe, tokenizer):
@@ -309,11 +277,11 @@ class TestState:
         take(loader, 1)
 
     def test_names_of_no_difference_are_refused(self, recipe, tokenizer):
-        with pytest.raises(CheckpointError, match=r'allow_changes names .sed., .*did you mean "seed"'):
+        with pytest.raises(CheckpointError, match=r'in dataloader.allow_changes "sed"\. Did you mean "seed"'):
             Trainer(config(recipe, allow_changes=["sed"]), tokenizer)
         keys, _ = self.saved(recipe, tokenizer, 1, 8)
         loader = Trainer(config(recipe, allow_changes=["dataset none"]), tokenizer).dataloader
-        with pytest.raises(CheckpointError, match="allow_changes names 'dataset none'"):
+        with pytest.raises(CheckpointError, match=r'dataloader.allow_changes "dataset none"'):
             loader.load_state_dict(keys)
 
     def test_damage_is_found(self, recipe, tokenizer):
@@ -321,7 +289,7 @@ class TestState:
         keys["lane_3"][1] += 1
         with pytest.raises(CheckpointError, match="lane 3 does not match its checksum"):
             from_keys(keys)
-        with pytest.raises(CheckpointError, match="none of Zephon's"):
+        with pytest.raises(CheckpointError, match="damaged or of another loader"):
             from_keys({"world_size": 2, "dp_rank_0": b""})
 
     @pytest.mark.parametrize("more", ["", HELD])
@@ -337,27 +305,22 @@ class TestState:
             .replace("seed", 'continue_from = "recipe.toml"\nseed')
         )
 
-        def begun(ranks, local, keys):
-            loaders = []
-            for rank in range(ranks):
-                loaders.append(Trainer(config(later), tokenizer, ranks=ranks, rank=rank, local=local).dataloader)
-                loaders[-1].load_state_dict({key: keys[key] for key in loaders[-1].state_dict()})
-            return loaders, [iter(loader) for loader in loaders]
-
-        loaders, iterators = begun(2, 4, keys)
+        loaders = ranks_of(config(later), tokenizer, 2, 4, keys)
+        iterators = [iter(loader) for loader in loaders]
         for _ in range(3):
             step(iterators, 4)
-        told = []  # by each rank of its own lanes
-        monkeypatch.setattr("torchtitan_zephon.checkpointing.gathered", lambda mine: [told.append(mine) or mine])
-        assert len([loader.state_dict() for loader in loaders]) == len(told) == 2
-        monkeypatch.setattr("torchtitan_zephon.checkpointing.gathered", lambda mine: told)
+        gathered = []  # from each rank, of its own lanes
+        gather = "torchtitan_zephon.checkpointing.gather"
+        monkeypatch.setattr(gather, lambda mine: [gathered.append(mine) or mine])
+        assert len([loader.state_dict() for loader in loaders]) == len(gathered) == 2
+        monkeypatch.setattr(gather, lambda mine: gathered)
         states = [loader.state_dict() for loader in loaders]
         monkeypatch.undo()
         assert torch.equal(states[0]["run"], states[1]["run"])
         following = step(iterators, 4)
         for ranks in (1, 4):
-            _, again = begun(ranks, 8 // ranks, {**states[0], **states[1]})
-            assert step(again, 8 // ranks) == following
+            again = ranks_of(config(later), tokenizer, ranks, 8 // ranks, {**states[0], **states[1]})
+            assert step([iter(loader) for loader in again], 8 // ranks) == following
 
     def test_inside_a_step_is_not_for_saving(self, recipe, tokenizer):
         loader = Trainer(config(recipe), tokenizer).dataloader
@@ -365,9 +328,6 @@ class TestState:
         with pytest.raises(CheckpointError, match="only at the end of a step"):
             loader.state_dict()
         iterator.close()
-
-    def test_that_is_empty_changes_nothing(self, recipe, tokenizer):
-        Trainer(config(recipe), tokenizer).dataloader.load_state_dict({})
 
     def test_of_stock_torchtitan_does_not_go_to_another_number_of_ranks(self):
         class Numbers(torch.utils.data.IterableDataset):
@@ -378,52 +338,38 @@ class TestState:
         with pytest.raises(AssertionError, match="dp_degree is inconsistent"):
             ParallelAwareDataloader(Numbers(), 0, 1).load_state_dict(saved)
 
-    def test_is_looked_for_where_the_trainer_will_load(self, tmp_path):
+    @pytest.mark.parametrize("prefix", ["", "file://"])
+    def test_is_looked_for_where_the_trainer_will_load(self, tmp_path, prefix):
         import torch.distributed.checkpoint as dcp
 
         checkpoint = SimpleNamespace(
             enable=True,
-            folder="checkpoint",
-            load_step=-1,
-            exclude_from_loading=[],
-            initial_load_path=None,
-            initial_load_model_only=True,
-        )
-        view = TrainerView(SimpleNamespace(dump_folder=str(tmp_path), checkpoint=checkpoint))
-        assert look_ahead(view, 8) is None  # a fresh start
-        for name, keys in (("step-2", {"dp_rank_0": "x"}), ("step-10", {})):
-            state = {"dataloader": keys, "train_state": {"step": 1}}
-            dcp.save(state, checkpoint_id=tmp_path / "checkpoint" / name, no_dist=True)
-        assert "step-10 holds no data loader's state" in look_ahead(view, 8).refusal.text
-        checkpoint.load_step = 2
-        assert "step-2 holds the state of another data loader" in look_ahead(view, 8).refusal.text
-        checkpoint.exclude_from_loading = ["dataloader"]
-        assert look_ahead(view, 8) is None
-        checkpoint.exclude_from_loading = []
-        checkpoint.folder, checkpoint.load_step = "none", -1
-        checkpoint.initial_load_path = str(tmp_path / "checkpoint" / "step-2")
-        assert look_ahead(view, 8) is None  # the model alone
-        checkpoint.initial_load_model_only = False
-        assert look_ahead(view, 8).refusal.absent
-
-    def test_is_looked_for_in_a_remote_folder_as_well(self, tmp_path):
-        import torch.distributed.checkpoint as dcp
-
-        dcp.save({"train_state": {"step": 1}}, checkpoint_id=tmp_path / "checkpoint" / "step-4", no_dist=True)
-        checkpoint = SimpleNamespace(
-            enable=True,
-            folder=f"file://{tmp_path}/checkpoint",
+            folder=f"{prefix}{tmp_path}/checkpoint",
             load_step=-1,
             exclude_from_loading=[],
             initial_load_path=None,
             initial_load_model_only=True,
         )
         view = TrainerView(SimpleNamespace(dump_folder="elsewhere", checkpoint=checkpoint))
-        assert "checkpoint/step-4 holds no data loader's state" in look_ahead(view, 8).refusal.text
-        # TorchTitan writes the last checkpoint of a run so by default.
-        dcp.save({"norm.weight": torch.ones(2)}, checkpoint_id=tmp_path / "checkpoint" / "step-5", no_dist=True)
-        found = look_ahead(view, 8).refusal
-        assert "step-5 holds a model alone" in found.text and not found.absent
+        assert look_ahead(view, 8) is None  # a fresh start
+        for name, state in (
+            ("step-2", {"dataloader": {"dp_rank_0": "x"}, "train_state": {"step": 1}}),
+            ("step-9", {"norm.weight": torch.ones(2)}),  # TorchTitan writes the last checkpoint of a run so by default
+            ("step-10", {"train_state": {"step": 1}}),
+        ):
+            dcp.save(state, checkpoint_id=tmp_path / "checkpoint" / name, no_dist=True)
+        assert "step-10 holds no data loader's state" in look_ahead(view, 8).refusal
+        checkpoint.load_step = 9
+        assert "step-9 holds a model alone" in look_ahead(view, 8).refusal and not look_ahead(view, 8).absent
+        checkpoint.load_step = 2
+        assert "step-2 holds the state of another data loader" in look_ahead(view, 8).refusal
+        checkpoint.exclude_from_loading = ["dataloader"]
+        assert look_ahead(view, 8) is None
+        checkpoint.exclude_from_loading, checkpoint.folder, checkpoint.load_step = [], "none", -1
+        checkpoint.initial_load_path = f"{prefix}{tmp_path}/checkpoint/step-2"
+        assert look_ahead(view, 8) is None  # the model alone
+        checkpoint.initial_load_model_only = False
+        assert look_ahead(view, 8).absent
 
 
 class TestSkippedSteps:
@@ -436,8 +382,8 @@ class TestSkippedSteps:
         first = Trainer(skipping, tokenizer).dataloader
         got = rows(first, 4)
         saved = first.state_dict()
-        for made in (skipping, config(recipe)):  # a range that the checkpoint has may be named again, or not
-            second = Trainer(made, tokenizer).dataloader
+        for again in (skipping, config(recipe)):  # a range that the checkpoint has may be named again, or not
+            second = Trainer(again, tokenizer).dataloader
             second.load_state_dict(saved)
             assert got + rows(second, 2 * 4) == whole[:8] + whole[24:32] + whole[40:48]
 
@@ -458,11 +404,7 @@ class TestSkippedSteps:
 class TestValidation:
     def test_counts_every_document_once_and_ends(self, recipe, tokenizer):
         # As TorchTitan's validator does for steps = -1; the recipe itself would repeat.
-        made = replace(config(recipe), infinite=False)
-        loader = made.build(
-            dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=2, global_batch_size=BATCH
-        )
-        batches = list(loader)
+        batches = list(build(replace(config(recipe), infinite=False), tokenizer))
         for inputs, labels in batches:
             assert inputs["input"].shape == labels.shape == (2, SEQ)
         # The first token of a record is input only.
@@ -475,30 +417,18 @@ class TestValidation:
         class Validator:
             """As on TorchTitan's main branch, where `repeat` is set for a bounded validation."""
 
-            def __init__(self, made):
-                self.dl_config = replace(made, repeat=True)
+            def __init__(self, config):
+                self.dl_config = replace(config, repeat=True)
 
             def validate(self):
-                return list(
-                    self.dl_config.build(
-                        dp_world_size=1,
-                        dp_rank=0,
-                        tokenizer=tokenizer,
-                        max_context_length=SEQ,
-                        num_tokens_per_batch=SEQ,
-                        global_batch_size=BATCH,
-                    )
-                )
+                sizes = {"max_context_length": SEQ, "num_tokens_per_batch": SEQ}
+                return list(build(self.dl_config, tokenizer, **sizes))
 
         assert Validator(config(recipe)).validate()  # and it ends
 
     def test_leaves_no_threads_behind_when_it_stops_early(self, recipe, tokenizer):
         before = set(threading.enumerate())
-        made = replace(config(recipe), infinite=True)
-        loader = made.build(
-            dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=2, global_batch_size=BATCH
-        )
-        _, iterator = take(loader, 2)
+        _, iterator = take(build(replace(config(recipe), infinite=True), tokenizer), 2)
         del iterator
         for thread in set(threading.enumerate()) - before:
             thread.join(5)

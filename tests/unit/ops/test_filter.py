@@ -30,7 +30,6 @@ NUMBERS = pa.table(
         "i8": pa.array([1, 2], pa.int8()),
         "n": pa.array([1, BIG]),
         "u": pa.array([2**63, 2**64 - 1], pa.uint64()),
-        "f16": pa.array([1.0, -1.0], pa.float16()),
         "word": pa.array(["a", "b"]).dictionary_encode(),
         "none": pa.nulls(2),
     }
@@ -85,7 +84,6 @@ def test_expressions_keep_what_they_say_and_drop_nulls(text, kept):
         ("u > -1 and u > n", [0, 1]),
         ("u == 18446744073709551615", [1]),
         ("u in [18446744073709551615]", [1]),
-        ("f16 > 0", [0]),
         ("word in ['a'] and contains(word, 'a')", [0]),
         ("none == 1 or none in ['a'] or none in [1] or not none or none and true or none == none", []),
         ("length(none) > 1 or contains(none, 'a') or lower(none) == 'a' or none.x > 1 or none", []),

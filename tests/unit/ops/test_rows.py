@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from support import step_digests
@@ -47,11 +46,14 @@ def test_operators_run_in_order_on_the_datasets_they_are_for(tiny_tokenizer):
 
 def test_the_order_of_operators_and_their_datasets_are_checked(tiny_tokenizer):
     base = Pipeline(source_of()).options(runner="inline")
-    with pytest.raises(PipelineError, match="must come as row operators, tokenize, pack_flat, shuffle, batch"):
+    with pytest.raises(
+        PipelineError,
+        match="in the order tokenize, filter, pack_flat, batch; they must come as row operators, tokenize",
+    ):
         base.tokenize(tiny_tokenizer).filter("number == 1").pack_flat(8).batch(1).explain()
     with pytest.raises(PipelineError, match='is for dataset "wiki", which is not among web'):
         finished(base.filter("number == 1", datasets=["wiki"]), tiny_tokenizer).explain()
-    with pytest.raises(PipelineError, match="makes tokens in several ways"):
+    with pytest.raises(PipelineError, match='several operators make tokens of dataset "web"'):
         base.tokenize(tiny_tokenizer).pretokenized().pack_flat(8).batch(1).explain()
     with pytest.raises(PipelineError, match='no operator makes tokens of dataset "web"'):
         two = source_of(datasets=[*source_of().datasets, Dataset.from_dict("b", {"text": ["x"]})])
@@ -70,7 +72,7 @@ def test_the_order_of_operators_and_their_datasets_are_checked(tiny_tokenizer):
         (lambda p: p.filter("text > 1"), 'dataset "web": the filter "text > 1" cannot be computed'),
         (
             lambda p: p.map_transform(lambda row: {"text": row["number"]}),
-            r'dataset "web", after its operators: tokenize: column "text" holds int64; text is needed',
+            r'dataset "web", after its operators: tokenize: column "text" holds int64; expected text',
         ),
     ],
 )
@@ -126,7 +128,7 @@ def test_rows_left_out_are_counted_and_logged_up_to_the_budget(tiny_tokenizer, c
     told = [record.message for record in caplog.records if "row left out" in record.message]
     assert 'dataset "web", shard memory, row' in told[0] and len(told) <= 10
     small = finished(whole, tiny_tokenizer, on_error="skip", error_budget=0.01)
-    with pytest.raises(DataError, match=r"left out of a chunk of 30, and error_budget 0\.01 allows 1"):
+    with pytest.raises(DataError, match=r"chunk of 30: 2; error_budget 0\.01 allows 1"):
         list(small)
 
 
@@ -150,7 +152,7 @@ def test_the_budget_is_judged_alike_wherever_a_lane_is_entered(tiny_tokenizer):
         if 5 < state["lanes"]["0"][3] < 25:  # the row at which the lane is entered
             break
     assert 5 < state["lanes"]["0"][3] < 25
-    with pytest.raises(DataError, match="row 4 left out of a chunk of 30"):
+    with pytest.raises(DataError, match="this chunk of 30: 4;"):
         for _ in zip(range(100), built(2, 3 / 30).restore(state), strict=False):
             pass
 
@@ -180,9 +182,9 @@ def test_rows_that_a_filter_drops_are_counted_and_some_have_to_be_left(tiny_toke
 
 def test_data_without_text_are_told_with_what_makes_the_text(tiny_tokenizer):
     pipeline = Pipeline(source_of(count=20)).map_transform(lambda row: {"text": None})
-    with pytest.raises(DataError, match='look at what the operators leave of them: tokenize takes the column "text"'):
+    with pytest.raises(DataError, match="look at what the operators leave of the text"):
         next(iter(finished(pipeline, tiny_tokenizer)))
-    with pytest.raises(DataError, match=r'name another column .text_field, say.: tokenize takes the column "text"'):
+    with pytest.raises(DataError, match=r"name another column .text_field, field."):
         next(iter(finished(Pipeline(source_of({"text": [""] * 20})), tiny_tokenizer)))
 
 
@@ -191,30 +193,6 @@ def test_a_dataset_may_name_a_text_that_a_function_makes(tiny_tokenizer):
     pipeline = Pipeline(StaticMixtureWorkSource(datasets=[dataset]))
     pipeline = pipeline.map_transform(lambda row: {"clean": row["body"] * 3})
     assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer, 5) == {"aaa", "bbb"}
-
-
-def test_work_is_sized_by_all_columns_that_are_read(tiny_tokenizer, tmp_path):
-    table = pa.table({"text": ["a"] * 200, "large": [f"{n:05}" * 2000 for n in range(200)], "unread": ["b" * 99] * 200})
-    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
-    for dataset in (Dataset.from_path("d", tmp_path), Dataset.from_table("d", table)):
-        pipeline = Pipeline(StaticMixtureWorkSource(datasets=[dataset]))
-        plain = finished(pipeline, tiny_tokenizer).compiled.plan.row_bytes
-        both = finished(pipeline.filter("length(large) > 5"), tiny_tokenizer).compiled.plan.row_bytes
-        assert plain.tolist() == [64.0]
-        assert 10_000 <= both[0] <= 10_100
-
-
-@pytest.mark.parametrize("lanes", [1, 8])
-def test_columns_are_made_of_blocks_of_which_a_filter_leaves_nothing(tiny_tokenizer, lanes):
-    columns = {"n": list(range(200)), "text": [f"row {n} " + "word " * 1500 for n in range(200)]}
-    plain = Pipeline(source_of(columns, repeat=False, shuffle_shards=False, shuffle_within_shard=False))
-    filtered = plain.filter("n >= 180").map_transform(lambda row: {"clean": row["text"]}, columns=["text"])
-    mapped = plain.map_transform(lambda row: {"clean": row["text"]} if row["n"] >= 180 else None)
-    for pipeline in (filtered, mapped.filter("length(clean) > 1")):
-        made = pipeline.options(canonical_replicas=lanes).tokenize(tiny_tokenizer, field="clean")
-        made = made.pack_flat(64).batch(1, drop_last=False)
-        assert sum(1 for _ in made) > 0
-        assert next(iter(made.mixture().values())).dropped == 180
 
 
 def test_pandas_and_jinja_stay_out_of_pipelines_that_do_not_need_them(tiny_tokenizer):

@@ -249,14 +249,14 @@ def test_special_token_policies(policy: str, ends: tuple, expected: tuple) -> No
 @pytest.mark.parametrize(
     ("policy", "ends", "missing"),
     [
-        ("auto", (1, None), "eos"),
-        ("eos", (None, None), "eos"),
-        ("bos", (None, 2), "bos"),
-        ("bos_eos", (None, 2), "bos"),
+        ("auto", (1, None), "EOS"),
+        ("eos", (None, None), "EOS"),
+        ("bos", (None, 2), "BOS"),
+        ("bos_eos", (None, 2), "BOS"),
     ],
 )
 def test_a_policy_that_needs_a_missing_token_is_refused(policy: str, ends: tuple, missing: str) -> None:
-    with pytest.raises(TokenizerError, match=f"needs a {missing}_token"):
+    with pytest.raises(TokenizerError, match=f"needs {missing}"):
         resolve_special_tokens(policy, *ends)
 
 

@@ -10,10 +10,9 @@ from typing import Annotated, Any, Self
 
 import tyro
 
+from torchtitan_zephon.forms import BaseDataLoader
 from zephon import DataRecipe, RecipeError
 from zephon.loader import SourceRecipe, keys_of
-
-from .forms import BaseDataLoader
 
 __all__ = ["Source", "ZephonConfig"]
 
@@ -91,9 +90,9 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
                 )
         values = {**plain, "recipe": os.fspath(path), **overrides}
         values["sources"] = [s if isinstance(s, Source) else Source(**s) for s in values["sources"]]
-        made = cls(**values)
-        made.to_recipe()
-        return made
+        config = cls(**values)
+        config.to_recipe()
+        return config
 
     def ranges_to_skip(self) -> list[tuple[int, int]]:
         """`skip_steps` as ranges [first, last) of steps counted from 0.
@@ -103,8 +102,8 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
         """
         ranges = []
         for text in self.skip_steps:
-            found = re.fullmatch(r"\s*([1-9][0-9]{0,14})(?:-([1-9][0-9]{0,14}))?\s*", str(text))
-            first, last = (int(found[1]), int(found[2] or found[1])) if found else (1, 0)
+            match = re.fullmatch(r"\s*([1-9][0-9]{0,14})(?:-([1-9][0-9]{0,14}))?\s*", str(text))
+            first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if last < first:
                 raise RecipeError(
                     f"dataloader.skip_steps holds {text!r}; expected a step such as 1000, or a range such as "

@@ -1,7 +1,7 @@
 """Recipes to launch: `--module torchtitan_zephon --config llama3_debugmodel_zephon`.
 
-The data recipe is the file that the environment variable ZEPHON_RECIPE names; ZEPHON_VALIDATION_RECIPE, if it is set,
-names that of a validation of all its documents. Fields can be overridden on the command line as ever.
+The environment variable ZEPHON_RECIPE names the data recipe; ZEPHON_VALIDATION_RECIPE, if set, that of a validation of
+all its documents. Fields can be overridden on the command line as ever.
 """
 
 from __future__ import annotations
@@ -14,10 +14,9 @@ from torchtitan.components.validate import Validator
 from torchtitan.models.llama3 import config_registry as llama3
 from torchtitan.trainer import Trainer
 
+from torchtitan_zephon.loader import ZephonDataLoader
+from torchtitan_zephon.metrics import ZephonMetricsProcessor
 from zephon import RecipeError
-
-from .loader import ZephonDataLoader
-from .metrics import ZephonMetricsProcessor
 
 __all__ = ["llama3_8b_zephon", "llama3_debugmodel_zephon"]
 
@@ -48,7 +47,7 @@ def llama3_8b_zephon() -> Trainer.Config:
 
 
 def _set_sizes(training: Any, *, seq_len: int, local: int, total: int) -> None:
-    """Sequences per rank and forward, and per step, in the words of the installed TorchTitan."""
+    """Set sequences per rank and forward, and per step, in the fields of the installed TorchTitan."""
     if hasattr(training, "num_tokens_per_train_step"):
         training.max_context_length = seq_len
         training.num_tokens_per_microbatch_per_dp_rank = local * seq_len
@@ -60,7 +59,7 @@ def _set_sizes(training: Any, *, seq_len: int, local: int, total: int) -> None:
 def _with_data(config: Trainer.Config) -> Trainer.Config:
     recipe = os.environ.get("ZEPHON_RECIPE")
     if not recipe:
-        raise RecipeError("ZEPHON_RECIPE is not set; set it to the path of the data recipe (a TOML file) to train on.")
+        raise RecipeError("ZEPHON_RECIPE is not set; expected the path of a data recipe (a TOML file).")
     config.dataloader = ZephonDataLoader.Config.from_toml(recipe)
     stock = config.metrics
     config.metrics = ZephonMetricsProcessor.Config(**{f.name: getattr(stock, f.name) for f in fields(stock) if f.init})

@@ -2,10 +2,10 @@
 
     torchrun --nproc_per_node=2 -m torchtitan_zephon.cpu_train --module torchtitan_zephon --config ...
 
-It takes the arguments of `torchtitan.train` and runs it, after it has told TorchTitan that the device is the CPU and
-has exchanged what has no CPU version: FlexAttention (by scaled dot product attention, which lets tokens see earlier
-documents of their record), CUDA graphs, and FSDP's reduction by a premultiplied sum. It changes TorchTitan inside its
-own process only, and nothing of the package imports it. For TorchTitan 0.3 and its main branch of August 2026.
+It takes the arguments of `torchtitan.train` and runs it with the CPU as device. Replaced, in this process only, is what
+has no CPU version: FlexAttention (by scaled dot product attention, which lets tokens see earlier documents of their
+record), CUDA graphs, and FSDP's reduction by a premultiplied sum. For TorchTitan 0.3 and its main branch of August
+2026; nothing of the package imports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["main", "prepare"]
 
 
 def _device_is_cpu() -> None:
-    """Before torchtitan is imported: torch.cpu gets what TorchTitan asks of a device module."""
+    """Give torch.cpu what TorchTitan asks of a device module, before torchtitan is imported."""
     import torch
     import torch._utils
 
@@ -34,13 +34,13 @@ def _device_is_cpu() -> None:
         memory_stats=lambda device=None: collections.defaultdict(int),
         reset_peak_memory_stats=lambda device=None: None,
         empty_cache=lambda: None,
-        # torch says "cpu" here, and TorchTitan wants the index of a device.
+        # torch says "cpu" here; TorchTitan expects the index of a device.
         current_device=lambda: 0,
     )
 
 
 def _adapt(config: Any) -> Any:
-    """A config as its function made it, with what has no CPU version exchanged; the command line comes after."""
+    """Replace what has no CPU version in a config; command-line overrides come after."""
     from torch.distributed.fsdp import FSDPModule
     from torchtitan.models.common.attention import FlexAttention
 
@@ -95,7 +95,7 @@ def _attention(flex: Any) -> Any:
 
 
 def prepare() -> Any:
-    """Adapt TorchTitan, in this process, to the CPU; gives its module `torchtitan.train`."""
+    """Adapt TorchTitan to the CPU, in this process; returns its module `torchtitan.train`."""
     if sys.version_info < (3, 12):
         raise SystemExit("TorchTitan 0.3 needs Python 3.12 or later.")
     _device_is_cpu()

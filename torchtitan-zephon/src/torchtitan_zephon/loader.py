@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
-from zephon.loader import Mixture, Progress, Topology, check_allowed, check_ranks_agree
+from torchtitan.tools.utils import device_type
 
-from .checkpointing import blank_keys, from_keys, look_ahead, to_keys
-from .checks import check_tokenizer, check_topology, tokenizer_folder
-from .config import ZephonConfig
-from .forms import BaseDataLoader, choose_form
-from .ranks import any_rank, gathered, is_distributed
-from .trainer_view import GlobalBatch, TrainerView
+from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, to_keys
+from torchtitan_zephon.checks import check_topology, tokenizer_folder
+from torchtitan_zephon.config import ZephonConfig
+from torchtitan_zephon.forms import BaseDataLoader, choose_form
+from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
+from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
+from zephon.loader import (
+    Mixture,
+    Progress,
+    Topology,
+    any_rank,
+    check_allowed,
+    check_same_data,
+    check_tokenizer,
+    is_distributed,
+    one_pass,
+)
 
 __all__ = ["ZephonDataLoader", "training_loader"]
 
@@ -27,20 +37,18 @@ _training: weakref.ref[ZephonDataLoader] | None = None
 
 
 class ZephonDataLoader(BaseDataLoader):
-    """Batches of a data recipe, the same global batches on any number of ranks.
-
-    TorchTitan builds it; see `Config` for what is set by people.
+    """Batches of a data recipe, the same global batches on any number of ranks. TorchTitan builds it.
 
     Args:
-        config: what data.
+        config: the data.
         dp_world_size, dp_rank: size of the batch mesh, and this rank's place in it. Ranks with the same place (tensor-,
             context- and pipeline-parallel peers) make the same batches.
-        tokenizer: the trainer's, of which the folder is used.
-        global_batch_size: records per optimizer step; by default what the trainer that builds this loader says.
-        sizes: of batches, as versions of TorchTitan give them; see `torchtitan_zephon.forms`.
+        tokenizer: the trainer's; its folder is used.
+        global_batch_size: records per optimizer step; by default that of the trainer that builds this loader.
+        sizes: of batches, as versions of TorchTitan pass them; see `torchtitan_zephon.forms`.
 
     Raises:
-        ZephonError: the run is misconfigured; one sentence says how.
+        ZephonError: the run is misconfigured.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -57,53 +65,55 @@ class ZephonDataLoader(BaseDataLoader):
         global_batch_size: int | None = None,
         **sizes: Any,
     ) -> None:
-        view = TrainerView.of_callers()
-        self._view = view
+        view = self._view = TrainerView.of_callers()
         self._config = config
         self._form = choose_form(sizes)
         self._validating = config.infinite is not None or view.validating
-        check_allowed(config.allow_changes, None, "dataloader.allow_changes")
-        recipe = config.to_recipe()
-        if self._validating:
-            # A document counts once, and a bounded validation takes the first of them.
-            recipe = recipe.replace(
-                repeat=False, exhausted_policy=None, stop_after_passes=None, max_repeats=None, continue_from=None
-            )
-        batch = (
-            GlobalBatch(global_batch_size, True, "global_batch_size", global_batch_size)
-            if global_batch_size is not None
-            else view.global_batch(dp_world_size)
-        )
-        self._topology = check_topology(
-            recipe, batch, dp_world_size=dp_world_size, dp_rank=dp_rank, steps=not self._validating
-        )
-        if not self._validating:
-            check_tokenizer(tokenizer, view.model_vocab_size)
-            if batch is not None and not batch.fixed:
-                _log.warning(
-                    "%s is not set, so the global batch (%d sequences here) changes with the number of ranks; the "
-                    "order of the data does not.",
-                    batch.key,
-                    batch.records,
-                )
-        self._pipeline = self._pipeline_of(
-            recipe, self._topology, tokenizer_folder(tokenizer), validating=self._validating
-        )
         self.progress = Progress()
         self._started = False
         self._to_skip = [] if self._validating else config.ranges_to_skip()
-        # What is wrong with the data shows now; those of a validation to come, too, and not after the first steps.
-        fingerprints = [self._pipeline.fingerprint()]
-        if not self._validating:
-            fingerprints += self._fingerprint_of_validation(batch, dp_world_size, dp_rank, tokenizer)
-        told = [json.loads(text) for text in gathered(json.dumps(fingerprints).encode())]
-        for same in zip(*told, strict=True):
-            check_ranks_agree(dict(enumerate(same)))
-        if not self._validating:
-            global _training
-            _training = weakref.ref(self)
+        check_allowed(config.allow_changes, None, "dataloader.allow_changes")
+        batch = view.global_batch(dp_world_size)
+        if global_batch_size is not None:
+            batch = GlobalBatch(global_batch_size, True, "global_batch_size", global_batch_size)
+        topology = partial(check_topology, batch=batch, dp_world_size=dp_world_size, dp_rank=dp_rank)
+        folder = tokenizer_folder(tokenizer)
+        if self._validating:
+            recipe = one_pass(config.to_recipe())
+            self._topology = topology(recipe, steps=False)
+            self._pipeline = self._evaluation(recipe, self._topology, folder)
+            check_same_data([self._pipeline.fingerprint()])
+            return
+        recipe = config.to_recipe()
+        self._topology = topology(recipe)
+        check_tokenizer(
+            folder,
+            model_vocab_size=view.model_vocab_size,
+            special={name: getattr(tokenizer, name, None) for name in ("bos_id", "eos_id")},
+            remedy="Use the tokenizer that belongs to the model.",
+        )
+        if batch is not None and not batch.fixed:
+            _log.warning(
+                "%s is not set, so the global batch (%d sequences here) changes with the number of ranks; the order of "
+                "the data does not.",
+                batch.key,
+                batch.records,
+            )
+        self._pipeline = self._pipeline_of(
+            recipe, self._topology, folder, ledger=config.ledger, flush_index=config.flush_index
+        )
+        # Faults of the data show now, and those of the validation's data too, not after the first steps.
+        pipelines = [self._pipeline]
+        validator = getattr(view.config, "validator", None)
+        validation = getattr(validator, "dataloader", None)
+        if getattr(validator, "enable", False) and isinstance(validation, ZephonConfig):
+            recipe = one_pass(validation.to_recipe())
+            pipelines.append(self._evaluation(recipe, topology(recipe, steps=False), folder))
+        check_same_data([pipeline.fingerprint() for pipeline in pipelines])
+        global _training
+        _training = weakref.ref(self)
 
-    def _pipeline_of(self, recipe: DataRecipe, topology: Topology, tokenizer: str, *, validating: bool) -> Pipeline:
+    def _pipeline_of(self, recipe: DataRecipe, topology: Topology, tokenizer: str, **options: Any) -> Pipeline:
         return Pipeline.from_recipe(
             recipe,
             tokenizer=tokenizer,
@@ -112,38 +122,28 @@ class ZephonDataLoader(BaseDataLoader):
             dp_degree=topology.dp_degree,
             dp_group_id=topology.dp_group_id,
             global_batch=topology.global_batch,
-            drop_last=not validating,
             canonical_replicas=topology.lanes,
-            combine_flag=any_rank if is_distributed() else bool,
-            ledger=None if validating else self._config.ledger,
-            flush_index=None if validating else self._config.flush_index,
+            # Of all ranks: peers of a data-parallel rank ask as often as it does.
+            combine_flag=partial(any_rank, device=device_type) if is_distributed() else bool,
+            **options,
         )
 
-    def _fingerprint_of_validation(
-        self, batch: GlobalBatch | None, dp_world_size: int, dp_rank: int, tokenizer: Any
-    ) -> list[dict[str, Any]]:
-        """Of the data that the trainer's validator is going to read with this kind of loader, if it does."""
-        validator = getattr(self._view.config, "validator", None)
-        config = getattr(validator, "dataloader", None)
-        if not getattr(validator, "enable", False) or not isinstance(config, ZephonConfig):
-            return []
-        recipe = config.to_recipe().replace(repeat=False)
-        topology = check_topology(recipe, batch, dp_world_size=dp_world_size, dp_rank=dp_rank, steps=False)
-        return [self._pipeline_of(recipe, topology, tokenizer_folder(tokenizer), validating=True).fingerprint()]
+    def _evaluation(self, recipe: DataRecipe, topology: Topology, tokenizer: str) -> Pipeline:
+        return self._pipeline_of(recipe, topology, tokenizer, drop_last=False)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
         if not self._started:
             self._skip()
         self._started = True
         batches, progress, last = iter(self._pipeline), self.progress, None
-        # A validator that ends inside a step would leave out all of it.
-        whole = self._view.pipeline_microbatches if self._validating else 1
+        # TorchTitan drops a validation step that the data do not fill, so it is filled with blank records.
+        per_step = self._view.pipeline_microbatches if self._validating else 1
         try:
             while True:
                 began = time.perf_counter()
                 batch = next(batches, None)
                 if batch is None:
-                    if last is None or progress.batches % whole == 0:
+                    if last is None or progress.batches % per_step == 0:
                         return
                     batch = last.blank()
                 last = batch
@@ -151,34 +151,32 @@ class ZephonDataLoader(BaseDataLoader):
                 progress.add(batch, time.perf_counter() - began)
                 yield shaped
         finally:
-            # Whoever drops the iterator, as a validator does after its steps, has no more use for its threads.
+            # A validator drops the iterator after its steps; the threads behind it end then.
             self._pipeline.close()
 
     def _skip(self) -> None:
-        """Leave out the steps that the config names, unless the checkpoint says that they are left out already."""
-        known = self._pipeline.skipped
-        batch = self._topology.global_batch
-        for begin, end in known:
+        """Leave out the steps that the config names, unless the checkpoint has left them out already."""
+        skipped, batch = self._pipeline.skipped, self._topology.global_batch
+        for begin, end in skipped:
             named = batch and any(first * batch <= begin and end <= last * batch for first, last in self._to_skip)
             if end > self.cursor and not named:
                 _log.warning(
-                    "the checkpoint says that the records %d to %d of the run are to be left out, and skip_steps does "
-                    "not name them; they are left out.",
+                    "the checkpoint leaves out the records %d to %d of the run, which skip_steps does not name.",
                     begin,
                     end - 1,
                 )
         for first, last in self._to_skip:
             if batch is None:
                 raise PipelineError(
-                    "dataloader.skip_steps needs a trainer's global batch, and none is known here; pass "
+                    "dataloader.skip_steps counts steps of the global batch, which is not known. Pass "
                     "global_batch_size to build()."
                 )
-            if any(begin <= first * batch and last * batch <= end for begin, end in known):
+            if any(begin <= first * batch and last * batch <= end for begin, end in skipped):
                 continue
             if first * batch < self.cursor:
                 raise PipelineError(
                     f"dataloader.skip_steps names the steps {first + 1}-{last}, and the data of the first "
-                    f"{self.cursor // batch} are used already; load an earlier checkpoint (--checkpoint.load_step), or "
+                    f"{self.cursor // batch} are used already. Load an earlier checkpoint (--checkpoint.load_step), or "
                     "name later steps."
                 )
             _log.warning("the data of the steps %d to %d are left out (skip_steps)", first + 1, last)
@@ -191,34 +189,34 @@ class ZephonDataLoader(BaseDataLoader):
             CheckpointError: before a load, the checkpoint has no state that fits.
         """
         ahead = None if self._started else look_ahead(self._view, self._topology.lanes)
-        if ahead is not None:
-            if ahead.refusal and self._config.start_afresh and ahead.refusal.absent:
-                _log.warning("%s: start_afresh begins the data at their start.", ahead.refusal.text.partition(",")[0])
-                return {}
-            if ahead.refusal:
-                raise CheckpointError(ahead.refusal.text)
-            # Before a load, only names and shapes matter, and the shapes are those of the run that saved.
-            return blank_keys(self._topology, ahead.numbers)
-        if self._pipeline.awaits_state:
-            return blank_keys(self._topology, 7)
-        return to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
+        if ahead is None:
+            if self._pipeline.awaits_state:
+                return blank_keys(self._topology, 7)
+            return to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
+        if ahead.absent and self._config.start_afresh:
+            _log.warning("the checkpoint has no state of this loader; start_afresh begins the data at their start.")
+            return {}
+        if ahead.refusal:
+            raise CheckpointError(ahead.refusal)
+        # Before a load, only names and shapes matter, and the shapes are those of the run that saved.
+        return blank_keys(self._topology, ahead.numbers)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the checkpoint was taken, on whatever number of ranks.
+        """Go on where the checkpoint was taken, on any number of ranks.
 
         Raises:
             CheckpointError: the data would differ; one line per difference.
         """
         if not state_dict:
             return
-        state, global_batch = from_keys(state_dict)
+        state, before = from_keys(state_dict)
         self._pipeline.restore(state, allow_changes=self._config.allow_changes, remedy="--dataloader.allow_changes")
-        mine = self._topology.global_batch
-        if global_batch and mine and global_batch != mine:
+        now = self._topology.global_batch
+        if before and now and before != now:
             _log.warning(
                 "the checkpoint is of a run with %d sequences per step, this one has %d; the data go on at record %d.",
-                global_batch,
-                mine,
+                before,
+                now,
                 self.cursor,
             )
 
@@ -227,7 +225,7 @@ class ZephonDataLoader(BaseDataLoader):
         self._pipeline.close()
 
     def mixture(self) -> dict[str, Mixture]:
-        """Target and achieved token shares by source, as made by this rank since it started."""
+        """Target and achieved token shares by source, of this rank since it started."""
         return self._pipeline.mixture()
 
     @property
@@ -243,7 +241,7 @@ class ZephonDataLoader(BaseDataLoader):
 
     @property
     def cursor(self) -> int:
-        """Records that all ranks together have used since the start of the run."""
+        """Records that all ranks have used since the start of the run."""
         return self._pipeline.cursor
 
 

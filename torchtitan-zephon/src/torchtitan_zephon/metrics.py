@@ -5,36 +5,36 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch.distributed as dist
 from torchtitan.components.metrics import MetricsProcessor
 from torchtitan.observability import structured_logger as sl
+from torchtitan.tools.utils import device_type
 
-from zephon import loader as face
-from zephon.loader import Progress
-
-from .loader import ZephonDataLoader, training_loader
-from .ranks import sums_and_maxima
+from torchtitan_zephon.loader import ZephonDataLoader, training_loader
+from zephon.loader import Progress, is_distributed, job_metrics
 
 __all__ = ["ZephonMetricsProcessor", "loader_metrics"]
 
 
 def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float]:
-    """What the loaders of all ranks did since `since`, and where the run is. All ranks must call it.
-
-    See `zephon.loader.loader_metrics`; the wait is per step, of the rank that waited longest over all steps.
-    """
+    """See `zephon.loader.job_metrics`; the wait is per step. Every rank must call it."""
     mixture = loader.mixture()
-    sums, maxima = sums_and_maxima([1.0, *loader.progress.counts(since, mixture)])
-    # Ranks that share a data-parallel place count the same.
-    counts = sums[1:] * loader.dp_degree / sums[0]
-    counts[0] = max(1, round((loader.progress.batches - since.batches) / loader.batches_per_step))
-    counts[1] = maxima[2]
-    return face.loader_metrics(counts, {name: part.target for name, part in mixture.items()}, loader.cursor)
+    return job_metrics(
+        loader.progress,
+        since,
+        cursor=loader.cursor,
+        mixture=mixture,
+        names=list(mixture),
+        share=loader.dp_degree / dist.get_world_size() if is_distributed() else 1.0,
+        batches_per_step=loader.batches_per_step,
+        device=device_type,
+    )
 
 
 class ZephonMetricsProcessor(MetricsProcessor):
-    """TorchTitan's metrics with those of the data loader; set it as `config.metrics`.
+    """TorchTitan's metrics and those of the data loader; set it as `config.metrics`.
 
-    They are put together at the steps that are logged, from counters that the loader keeps anyway.
+    They are gathered at the steps that are logged, from counters that the loader keeps anyway.
     """
 
     @dataclass(kw_only=True, slots=True)

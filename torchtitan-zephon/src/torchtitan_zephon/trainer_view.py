@@ -1,9 +1,10 @@
-"""What TorchTitan's trainer knows and does not pass on to its data loader.
+"""Settings of TorchTitan's trainer that it does not pass to its data loader.
 
-A data loader is built with its share of the batch (`seq_len`, `local_batch_size`, ...). The global batch, the model's
-vocabulary and the checkpoint that is about to be loaded stand beside it in the trainer's config, which nothing that is
-passed leads to. It is found where it is in use: the trainer (or its validator) that builds the loader is a caller of
-this code. A caller of another kind may pass `global_batch_size` when it builds the loader.
+Why callers' frames are inspected: TorchTitan builds a loader with its share of the batch only. The global batch, the
+model's vocabulary, the validator's data and the checkpoint to load are fields of the trainer's config, and none of the
+arguments, hooks or globals of TorchTitan leads there while the loader is built. The trainer (or its validator) is one
+of the callers, so its config is found there, and users set `config.training.global_batch_size` as ever. Any other
+caller passes `global_batch_size` to `config.build()`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ class GlobalBatch:
 
     Attributes:
         records: how many.
-        fixed: whether they are the same on any number of ranks.
-        key: the trainer's field that fixes them.
-        value: what that field would have to say to stay at `records`.
+        fixed: whether the number is the same on any number of ranks.
+        key: the trainer's field that fixes it.
+        value: the value of that field for `records`.
     """
 
     records: int
@@ -37,10 +38,10 @@ class GlobalBatch:
 
 @dataclass(frozen=True)
 class TrainerView:
-    """The trainer's config as seen from its data loader.
+    """The trainer's config, seen from its data loader.
 
     Attributes:
-        config: `Trainer.Config` or what takes its place; None where no trainer is among the callers.
+        config: `Trainer.Config` or its equivalent; None without a trainer among the callers.
         validating: whether a validator builds the loader.
     """
 
@@ -49,12 +50,12 @@ class TrainerView:
 
     @staticmethod
     def of_callers() -> TrainerView:
-        """Look for the trainer among the callers."""
+        """Search the callers for a trainer."""
         validating = False
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             local = frame.f_locals
-            # A validator keeps the config that it builds loaders from under this name.
+            # A validator builds its loaders from an attribute of this name.
             validating |= hasattr(local.get("self"), "dl_config")
             for candidate in (local.get("config"), getattr(local.get("self"), "config", None)):
                 if hasattr(candidate, "training") and hasattr(candidate, "dataloader"):
@@ -66,44 +67,41 @@ class TrainerView:
         """Records per optimizer step, or None without a trainer.
 
         Raises:
-            TopologyError: the trainer counts tokens, and they are no whole number of records.
+            TopologyError: the trainer counts tokens, and they are not a whole number of records.
         """
-        training = getattr(self.config, "training", None)
-        if training is None:
-            return None
-        if hasattr(training, "num_tokens_per_train_step"):
-            length, tokens = training.max_context_length, training.num_tokens_per_train_step
-            fixed = tokens >= 0
+        training: Any = getattr(self.config, "training", None)
+        if hasattr(training, "num_tokens_per_train_step"):  # main branch
+            key, length = "num_tokens_per_train_step", training.max_context_length
+            value = training.num_tokens_per_train_step
+            fixed = value >= 0
             if not fixed:
-                parallel = getattr(self.config, "parallelism", None)
-                pipeline = getattr(parallel, "pipeline_parallel_degree", 1) > 1
-                microbatches = getattr(parallel, "num_pp_microbatches", 1) if pipeline else 1
-                tokens = training.num_tokens_per_microbatch_per_dp_rank * microbatches * dp_world_size
-            if tokens < length or tokens % length:
-                raise TopologyError(
-                    f"training.num_tokens_per_train_step is {tokens}, which is no multiple of max_context_length "
-                    f"{length}, the length of a record; set it to {max(1, tokens // length) * length}."
-                )
-            return GlobalBatch(tokens // length, fixed, "training.num_tokens_per_train_step", tokens)
-        if not hasattr(training, "global_batch_size"):
+                pipeline = self._parallelism("pipeline_parallel_degree") > 1
+                microbatches = self._parallelism("num_pp_microbatches") if pipeline else 1
+                value = training.num_tokens_per_microbatch_per_dp_rank * microbatches * dp_world_size
+        elif hasattr(training, "global_batch_size"):
+            key, length, value = "global_batch_size", 1, training.global_batch_size
+            fixed = value >= 0
+            if not fixed:
+                value = training.local_batch_size * dp_world_size
+        else:
             return None
-        records = training.global_batch_size
-        fixed = records >= 0
-        if not fixed:
-            records = training.local_batch_size * dp_world_size
-        return GlobalBatch(records, fixed, "training.global_batch_size", records)
+        if value < length or value % length:
+            raise TopologyError(
+                f"training.{key} is {value}; expected a multiple of {length}, the length of a record. Set it to "
+                f"{max(1, value // length) * length}."
+            )
+        return GlobalBatch(value // length, fixed, f"training.{key}", value)
 
     @property
     def pipeline_microbatches(self) -> int:
-        """Microbatches that a step of a validator takes at once: several with pipeline parallelism, else one."""
-        parallelism: Any = getattr(self.config, "parallelism", None)
-        training = getattr(self.config, "training", None)
-        if getattr(parallelism, "pipeline_parallel_degree", 1) <= 1:
+        """Microbatches that a step of a validator takes: several with pipeline parallelism, else one."""
+        if self._parallelism("pipeline_parallel_degree") <= 1:
             return 1
-        if hasattr(parallelism, "num_pp_microbatches"):
-            return int(parallelism.num_pp_microbatches)
-        size = getattr(parallelism, "pipeline_parallel_microbatch_size", 0)
-        return max(1, training.local_batch_size // size) if training is not None and size else 1
+        if hasattr(self.config.parallelism, "num_pp_microbatches"):  # main branch
+            return self._parallelism("num_pp_microbatches")
+        return max(
+            1, int(self.config.training.local_batch_size) // self._parallelism("pipeline_parallel_microbatch_size")
+        )
 
     @property
     def model_vocab_size(self) -> int | None:
@@ -111,3 +109,6 @@ class TrainerView:
         model = getattr(getattr(self.config, "model_spec", None), "model", None)
         size = getattr(model, "vocab_size", None)
         return size if isinstance(size, int) else None
+
+    def _parallelism(self, name: str) -> int:
+        return int(getattr(getattr(self.config, "parallelism", None), name, 1))

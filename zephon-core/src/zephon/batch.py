@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -15,7 +15,7 @@ from zephon.columns.records import RecordBlock
 from zephon.data.catalog import Catalog
 from zephon.errors import PipelineError
 
-__all__ = ["BatchInfo", "SampleBatch", "combine_digests"]
+__all__ = ["BatchInfo", "SampleBatch"]
 
 DEFAULT_IGNORE_INDEX = -100
 FIELDS = (
@@ -318,11 +318,6 @@ class SampleBatch:
         # Every record has a start at place 0, so its documents are one run of `lengths`.
         longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts) if len(self) else lengths
         return bounds, longest
-
-
-def combine_digests(digests: Sequence[bytes]) -> bytes:
-    """SHA-256 over the digests of a step's records, in order of sequence number."""
-    return hashlib.sha256(b"".join(digests)).digest()
 
 
 def _numpy_dtype(dtype: Any) -> np.dtype[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from zephon.config.keys import check, refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology
-from zephon.curriculum.continued import NO_CUT
+from zephon.curriculum.mixture import NO_CUT
 from zephon.curriculum.source import WorkSource
 from zephon.engine.takeover import cuts_of
 from zephon.errors import CheckpointError, PipelineError
@@ -36,17 +36,17 @@ from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
-from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint, names_of_changes
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
-from zephon.run.report import Account, LeftOver, Mixture, Packing, mixture_of, packing_of
+from zephon.run.report import Account, LeftOver, Mixture, mixture_of
 from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
 
 if TYPE_CHECKING:
     from zephon.torch_data import PipelineDataset
 
-__all__ = ["LeftOver", "Mixture", "Packing", "Pipeline"]
+__all__ = ["Pipeline"]
 
 _log = logging.getLogger("zephon")
 _Number = Annotated[int, Meta(ge=0, le=1 << 50, title="an integer from 0 to 2**50")]
@@ -105,8 +105,7 @@ class Pipeline:
             recipe = DataRecipe.from_toml(recipe)
         topology = {"dp_degree": dp_degree, "dp_group_id": dp_group_id, "global_batch": global_batch}
         pipeline = Pipeline(source_of(recipe)).options(**{**options_of_recipe(recipe), **topology, **options})
-        for operator in operators_of_recipe(recipe, tokenizer, seq_len):
-            pipeline = pipeline._with(operator)
+        pipeline = pipeline._derive(operators=tuple(operators_of_recipe(recipe, tokenizer, seq_len)))
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
 
     def options(self, **changes: Any) -> Pipeline:
@@ -115,76 +114,74 @@ class Pipeline:
         Raises:
             PipelineError: an option is unknown or unusable.
         """
-        new = self._derive()
-        new._options = self._options.changed(changes)
-        return new
+        return self._derive(options=self._options.changed(changes))
 
     # Operators on rows. Each takes columns, datasets and runner as options.
 
     def filter(self, condition: str | Callable[[dict[str, Any]], Any], **options: Any) -> Pipeline:
         """Keep the rows for which an expression, or a function of a row, is true; see `zephon.ops.Filter`."""
-        return self._with(_operator(Filter, condition, **options))
+        return self._with(Filter, condition, **options)
 
     def map_transform(self, transform: Callable[[dict[str, Any]], Any], **options: Any) -> Pipeline:
         """Change rows one by one with a function of your own; see `zephon.ops.MapTransform`."""
-        return self._with(_operator(MapTransform, transform, **options))
+        return self._with(MapTransform, transform, **options)
 
     def map_batches(self, transform: Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Change many rows at once with a function from an Arrow table to another; see `zephon.ops.MapBatches`."""
-        return self._with(_operator(MapBatches, transform, **options))
+        return self._with(MapBatches, transform, **options)
 
     def add_op(self, operator: Operator | Callable[[pa.Table], pa.Table], **options: Any) -> Pipeline:
         """Add an operator of your own, set up once per worker; see `zephon.ops.Operator`."""
-        return self._with(_operator(MapBatches, operator, **options))
+        return self._with(MapBatches, operator, **options)
 
     def stateful_transform(self, transform: Any, **options: Any) -> Pipeline:
         """Pass the rows of each lane through an object with a memory; see `zephon.ops.Stateful`."""
-        return self._with(_operator(StatefulTransform, transform, **options))
+        return self._with(StatefulTransform, transform, **options)
 
     def decode_text(self, field: str = "text", encoding: str = "utf-8", **options: Any) -> Pipeline:
         """Turn a column of bytes into text; see `zephon.ops.DecodeText`."""
-        return self._with(_operator(DecodeText, field, encoding, **options))
+        return self._with(DecodeText, field, encoding, **options)
 
     def text_template(self, template: str, into: str = "text", **options: Any) -> Pipeline:
         """Make the text of documents from several columns; see `zephon.ops.TextTemplate`."""
-        return self._with(_operator(TextTemplate, template, into, **options))
+        return self._with(TextTemplate, template, into, **options)
 
     # Rows into tokens
 
     def tokenize(self, tokenizer_id: str | os.PathLike[str], field: str = "text", **options: Any) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
-        return self._with(_operator(Tokenize, tokenizer_id, field, **options))
+        return self._with(Tokenize, tokenizer_id, field, **options)
 
     def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
-        return self._with(_operator(TokenizeChat, tokenizer_id, field, **options))
+        return self._with(TokenizeChat, tokenizer_id, field, **options)
 
     def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
         """Take token ids from a column; see `zephon.ops.Pretokenized`."""
-        return self._with(_operator(Pretokenized, field, **options))
+        return self._with(Pretokenized, field, **options)
 
     # From documents to batches
 
     def ensure_mixture(self, buffer_size: int | None = None) -> Pipeline:
         """Hold the shares of tokens over every stretch of the run; see `zephon.ops.EnsureMixture`."""
-        return self._with(EnsureMixture(buffer_size))
+        return self._with(EnsureMixture, buffer_size)
 
     def pack_flat(self, max_length: int, algorithm: str = "wrap", **options: Any) -> Pipeline:
         """Put documents into records of `max_length + 1` tokens; see `zephon.ops.PackFlat`."""
-        return self._with(_operator(PackFlat, max_length, algorithm, **options))
+        return self._with(PackFlat, max_length, algorithm, **options)
 
     def pack_sequences(self, max_length: int, algorithm: str = "best_fit", **options: Any) -> Pipeline:
         """Put whole sequences into padded records of `max_length + 1` tokens; see `zephon.ops.PackSequences`."""
-        return self._with(_operator(PackSequences, max_length, algorithm, **options))
+        return self._with(PackSequences, max_length, algorithm, **options)
 
     def shuffle(self, buffer_size: int, seed: int = 0) -> Pipeline:
         """Shuffle records in a buffer; see `zephon.ops.Shuffle`."""
-        return self._with(Shuffle(buffer_size, seed))
+        return self._with(Shuffle, buffer_size, seed)
 
     def batch(self, microbatch_size: int, *, drop_last: bool = True) -> Pipeline:
         """Give out records in microbatches; see `zephon.ops.Batch`."""
-        return self._with(Batch(microbatch_size, drop_last))
+        return self._with(Batch, microbatch_size, drop_last)
 
     def prefetch(self, batches: int) -> Pipeline:
         """Keep up to so many microbatches ready; the same as `options(prefetch_batches=batches)`."""
@@ -244,10 +241,14 @@ class Pipeline:
         """
         return mixture_of(self.compiled, self._last())
 
-    def packing(self) -> Packing:
-        """How full records are, and what became of long documents, since the stream was last begun in this process."""
+    def packing(self) -> PackCounts:
+        """How full records are, and what became of long documents, since the stream was last begun in this process.
+
+        Records ahead of the consumer are counted, and so are those made again after a restore.
+        """
         last = self._last()
-        return packing_of(last.totals.packing if last else PackCounts(), self.compiled.operators.pack.record_length)
+        counts = last.totals.packing if last else PackCounts()
+        return replace(counts, slots=counts.records * self.compiled.operators.pack.record_length)
 
     @property
     def left_over(self) -> LeftOver | None:
@@ -288,7 +289,7 @@ class Pipeline:
                 pipeline stays as it was.
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
-        allow = names_of_changes(allow_changes, remedy)
+        allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
         earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
         compiled = self._compiled_with(ratios, earlier)
@@ -410,19 +411,20 @@ class Pipeline:
         self, read: RunState, allow: Collection[str], remedy: str
     ) -> tuple[tuple[Earlier, ...], dict[str, float]]:
         """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
-        if any(str(each).startswith("stateful_transform ") for each in read.fingerprint.get("row_operators", ())):
-            raise CheckpointError(
-                "the state is of a run with a stateful_transform, which no other can take over from: its places are "
-                "counted in rows that the transform gave; begin a new run, or go on without continue_from."
-            )
-        before = self._derive()
-        before._source = source = self._source.continues  # type: ignore[assignment]
+        source = self._source.continues
         assert source is not None
+        before = Pipeline(source)
+        before._operators = self._operators
         before._options = self._options.changed(
             {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
         )
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
+        if read.fingerprint.get("row_operators") != before.compiled.fingerprint.get("row_operators"):
+            raise CheckpointError(
+                "row_operators are not those of the run to take over from, which its places depend on (a "
+                "stateful_transform cannot be taken over at all); leave them as they were."
+            )
         compiled = before.compiled
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
@@ -481,19 +483,13 @@ class Pipeline:
             return now
         return compile_pipeline(self._source, Operators.from_list(self._operators), self._options, ratios, earlier)
 
-    def _with(self, operator: Any) -> Pipeline:
-        new = self._derive()
-        new._operators = (*self._operators, operator)
-        return new
+    def _with(self, kind: Any, *args: Any, **options: Any) -> Pipeline:
+        """This pipeline and an operator of a kind; options that it does not have are refused."""
+        refuse_unknown(options, [field.name for field in fields(kind)], f"option of {kind.kind}", PipelineError)
+        return self._derive(operators=(*self._operators, kind(*args, **options)))
 
-    def _derive(self) -> Pipeline:
+    def _derive(self, *, operators: tuple[Any, ...] | None = None, options: Options | None = None) -> Pipeline:
         new = Pipeline(self._source)
-        new._operators, new._options = self._operators, self._options
+        new._operators = self._operators if operators is None else operators
+        new._options = options or self._options
         return new
-
-
-def _operator(kind: Any, *args: Any, **options: Any) -> Any:
-    """An operator of this kind; options that it does not have are refused."""
-    name, known = getattr(kind, "kind", None) or kind.name, [field.name for field in fields(kind)]
-    refuse_unknown(options, known, f"option of {name}", PipelineError)
-    return kind(*args, **options)

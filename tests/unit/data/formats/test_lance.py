@@ -1,4 +1,4 @@
-"""Lance datasets, read by their library in a process of its own."""
+"""Lance datasets, read by their library."""
 
 import shutil
 from itertools import pairwise
@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 from support.io_data import opened, rows_of
-from zephon.data.formats import lance as lance_format
 from zephon.errors import DataError
 from zephon.io import Dataset
 
@@ -84,10 +83,16 @@ def test_a_lance_dataset_without_one_of_its_data_files_is_refused(tmp_path):
         opened(folder)
 
 
-def test_the_process_of_lances_library_may_end_and_a_run_goes_on(tmp_path):
+def test_a_lance_dataset_cut_short_is_reported(tmp_path):
     import lance
 
-    lance.write_dataset(table_of(0, 100), tmp_path / "docs.lance")
-    dataset = opened(tmp_path / "docs.lance", ["n"], "text")
-    lance_format._child.kill()
-    assert dataset.take(np.arange(100))["n"].to_pylist() == list(range(100))
+    original = tmp_path / "docs.lance"
+    lance.write_dataset(table_of(0, 1000), original)
+    for kind in ("data/*.lance", "_versions/*.manifest"):
+        for number, left in enumerate((0, 10, 500)):
+            folder = tmp_path / f"{kind[:4]}{number}.lance"  # of one that it has read, the library remembers parts
+            shutil.copytree(original, folder)
+            (path,) = folder.glob(kind)
+            path.write_bytes(path.read_bytes()[:left] if left < 500 else path.read_bytes()[:-left])
+            with pytest.raises(DataError, match=rf"{folder.name}/data/.* cannot be read as lance"):
+                opened(folder, ["text", "n"])

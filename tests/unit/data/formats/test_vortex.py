@@ -22,7 +22,7 @@ def test_vortex_files_give_their_columns(tmp_path):
     assert dataset.catalog.fmt == "vortex" and dataset.catalog.n_shards == 2
     texts = table_of(0, 40_000)["text"].to_pylist()
     check_rows(dataset, {"text": texts, "n": list(range(40_000)), "meta.text": texts})
-    with pytest.raises(DataError, match=r"column 'n' .* documents must be text"):
+    with pytest.raises(DataError, match=r"column 'n' .* expected text"):
         opened(tmp_path, ["n"])
     (tmp_path / "1.vortex").write_bytes((tmp_path / "1.vortex").read_bytes()[:-100])
     with pytest.raises(DataError, match=r"1\.vortex' cannot be read as vortex"):

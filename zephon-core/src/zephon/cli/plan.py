@@ -1,10 +1,11 @@
-"""`zephon plan`: how the mixture of a run goes, and how often each source is gone through."""
+"""`zephon plan`: the mixture over a run, and the passes over each source."""
 
 from __future__ import annotations
 
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
+from functools import cache
 from typing import Annotated
 
 import typer
@@ -12,7 +13,6 @@ import typer
 from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline
 from zephon.cli.output import count, make_console, percent, print_table
 from zephon.config.recipe import DataRecipe
-from zephon.curriculum.mixture import Curriculum
 from zephon.errors import RecipeError
 from zephon.pipeline import Pipeline
 from zephon.run.build import chain_of
@@ -26,38 +26,37 @@ _DIGITS = " 123456789"
 
 
 class Forecast:
-    """What a run is planned to read by some place.
+    """The rows and shares that a run is planned to read up to any number of tokens.
 
     Args:
-        compiled: a pipeline that continues no other.
+        compiled: a pipeline without `continue_from`.
     """
 
     def __init__(self, compiled: Compiled) -> None:
-        curriculum = compiled.plan.curriculum
-        assert isinstance(curriculum, Curriculum)
-        self._curriculum = curriculum
+        self._curriculum = curriculum = compiled.plan.curriculum
         self._lanes = compiled.topology.lanes
         self._ratios = list(compiled.tokens_per_row.values())
-        chunks = curriculum.chunks
-        self.tokens = None if chunks is None else int(self._tokens(chunks) * self._lanes)
+        self._chunks = curriculum.chunks_of(0)
+        self._rows_in = cache(self._rows_in_chunk)
+        self.tokens = None if self._chunks is None else int(self._tokens(self._rows_in(self._chunks)[0]))
         """Planned tokens after which the data ends, or None."""
 
     def rows(self, tokens: float) -> list[float]:
-        """Rows of each dataset by so many planned tokens, over all lanes."""
-        wanted, high = tokens / self._lanes, 1
-        chunks = self._curriculum.chunks
-        while self._tokens(high) < wanted and (chunks is None or high < chunks):
+        """Rows of each dataset within the first `tokens` planned tokens, over all lanes."""
+
+        def before(index: int) -> float:
+            return self._tokens(self._rows_in(index)[0])
+
+        high = 1
+        while before(high) < tokens and (self._chunks is None or high < self._chunks):
             high *= 2
-        index = max(1, bisect_left(range(high + 1), wanted, key=self._tokens)) - 1
-        low, top = 0.0, 1.0
-        for _ in range(40):
-            middle = (low + top) / 2
-            low, top = (low, middle) if self._tokens(index, middle) >= wanted else (middle, top)
-        # The curriculum goes in whole rows, or tokens, of a lane; a short run is drawn between them.
-        before, after = self._curriculum.rows_due(index, low), self._curriculum.rows_due(index, top)
-        less, more = self._tokens(index, low), self._tokens(index, top)
-        part = min(1.0, max(0.0, (wanted - less) / (more - less))) if more > less else 1.0
-        return [(b + (a - b) * part) * self._lanes for b, a in zip(before, after, strict=True)]
+        index = max(1, bisect_left(range(high + 1), tokens, key=before)) - 1
+        rows = self._rows_in(index)
+        sums = [self._tokens(each) for each in rows]
+        k = max(1, min(bisect_left(sums, tokens), len(sums) - 1))
+        less, more = sums[k - 1], sums[k]
+        part = min(1.0, max(0.0, (tokens - less) / (more - less))) if more > less else 1.0
+        return [a + (b - a) * part for a, b in zip(rows[k - 1], rows[k], strict=True)]
 
     def shares(self, begin: float, end: float) -> list[float]:
         """Share of each dataset in the planned tokens from `begin` to `end`."""
@@ -65,8 +64,12 @@ class Forecast:
         tokens = [(after - before) * ratio for before, after, ratio in pairs]
         return [each / (sum(tokens) or 1.0) for each in tokens]
 
-    def _tokens(self, index: int, part: float = 0.0) -> float:
-        return sum(r * t for r, t in zip(self._curriculum.rows_due(index, part), self._ratios, strict=True))
+    def _rows_in_chunk(self, index: int) -> list[list[float]]:
+        """Rows of each dataset in the course of chunk `index` of the lanes, over all lanes."""
+        return [[rows * self._lanes / 2**16 for rows in due] for due in self._curriculum.due_through(0, index)]
+
+    def _tokens(self, rows: Sequence[float]) -> float:
+        return sum(count * ratio for count, ratio in zip(rows, self._ratios, strict=True))
 
 
 def plan(
@@ -81,11 +84,11 @@ def plan(
         int | None, typer.Option("--steps", metavar="K", min=1, max=1 << 40, help="Length of the run in steps.")
     ] = None,
     max_passes: Annotated[
-        float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources read more often.")
+        float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources with more passes.")
     ] = 4.0,
     canonical_replicas: Lanes = None,
 ) -> None:
-    """Draw how the mixture of a run goes, and how many passes it makes over each source."""
+    """Draw the shares of each source over a run, and print its passes over each source."""
     if (tokens is None) == (steps is None):
         raise RecipeError("zephon plan needs the length of the run: pass either --tokens or --steps.")
     config = DataRecipe.from_toml(recipe)
@@ -101,9 +104,9 @@ def plan(
 def _tokens_of(text: str) -> int:
     from zephon.config.keys import Count, check
 
-    number: int = check(Count, text, "zephon plan: tokens")
+    number: int = check(Count, text, "--tokens")
     if not number:
-        raise RecipeError("zephon plan is asked for a run of 0 tokens; a number above 0 is needed.")
+        raise RecipeError("--tokens is 0; expected a number above 0.")
     return number
 
 
@@ -130,17 +133,17 @@ def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bo
     lines = []
     for name, dataset, read, share in zip(names, compiled.datasets, rows, whole, strict=True):
         passes = read / dataset.catalog.rows
-        made = read * compiled.tokens_per_row[name]
-        lines.append([name, share, count(made), f"{round(read):,}", f"{passes:.2f}"])
+        planned = read * compiled.tokens_per_row[name]
+        lines.append([name, share, count(planned), f"{round(read):,}", f"{passes:.2f}"])
         if passes > max_passes:
-            over.append(f"{name} is gone through {passes:.1f} times")
+            over.append(f"{name} has {passes:.1f} passes")
     print_table(console, ["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
     for each in over:
         console.print(f"warning: {each}, more than {max_passes:g} (--max-passes)")
 
 
 def percents(shares: Sequence[float]) -> list[str]:
-    """Shares of one as `percent` tells them, rounded so that they add up to 100.0 %."""
+    """Shares of 1 in the format of `percent`, rounded so that they add up to 100.0 %."""
     exact = [1000 * share / (sum(shares) or 1.0) for share in shares]
     tenths = [int(each) for each in exact]
     order = sorted(range(len(exact)), key=lambda d: tenths[d] - exact[d])
@@ -150,5 +153,5 @@ def percents(shares: Sequence[float]) -> list[str]:
 
 
 def _mark(share: float, marks: str) -> str:
-    """A sign as high as a share; anything above nothing can be seen."""
+    """The bar for a share; any share above 0 is visible."""
     return marks[0] if share <= 0 else marks[max(1, min(len(marks) - 1, round(share * (len(marks) - 1))))]

@@ -1,17 +1,41 @@
-"""Appending to files that must stay readable whatever happens to the writer."""
+"""Files that stay readable whatever happens to their writer: they only grow, by whole entries."""
 
 from __future__ import annotations
 
+import os
 from io import FileIO
+from pathlib import Path
 
-__all__ = ["append_whole"]
+from zephon.errors import DataError
+
+__all__ = ["append_whole", "new_file"]
+
+
+def new_file(folder: str | os.PathLike[str], name: str, what: str, header: bytes = b"") -> FileIO:
+    """A new file for `append_whole`, unbuffered: what a killed process had written is on record.
+
+    Args:
+        folder: made if it does not exist.
+        what: what the file is, for the message.
+        header: how it begins.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        file = open(Path(folder) / name, "xb", buffering=0)  # noqa: SIM115
+        append_whole(file, header)
+    except OSError as error:
+        raise DataError(f"{what} cannot be written to {folder}: {error.strerror}; give a folder that can.") from None
+    return file
 
 
 def append_whole(file: FileIO, content: bytes) -> None:
     """Write all of `content` at the end of an unbuffered file, or none of it.
 
     Raises:
-        OSError: it could not be written; what was is taken back.
+        OSError: the write failed; a part already written was truncated.
     """
     end = file.tell()
     done = 0

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields
 from fractions import Fraction
-from functools import cached_property
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -41,8 +40,8 @@ _MAX_FLOAT = sys.float_info.max
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Types of values
-
+# Types of values. Their titles say what a message expects; `extra` has "units" of numbers, "auto" as a word for None,
+# and "path" for what a recipe takes from its folder.
 
 _UNITS = {"b": 1}
 for _power, _prefix in enumerate("kmgt", start=1):
@@ -61,9 +60,9 @@ def _scaled(value: Any, units: Mapping[str, int]) -> Any:
 _SIZE = 'a number of bytes, as an integer or with a unit as in "500gb"'
 _COUNT = 'an integer of at least 0, or a number with a unit as in "500m" or "1.5b"'
 
-Whole = Annotated[int, Meta(ge=0, le=MAX_INT32)]
-Positive = Annotated[int, Meta(ge=1, le=MAX_INT32)]
-Limit = Annotated[int, Meta(ge=1, le=1 << 16)]
+Whole = Annotated[int, Meta(ge=0, le=MAX_INT32, title="an integer of at least 0")]
+Positive = Annotated[int, Meta(ge=1, le=MAX_INT32, title="an integer of at least 1")]
+Limit = Annotated[int, Meta(ge=1, le=1 << 16, title="an integer from 1 to 65536")]
 Share = Annotated[float, Meta(ge=0, le=1, title="a number from 0 to 1")]
 Weight = Annotated[float, Meta(gt=0, le=_MAX_FLOAT, title="a finite number above 0")]
 Weights = Annotated[
@@ -94,41 +93,25 @@ Folder = Annotated[
 ]
 
 
-def _parts(kind: Any) -> Iterator[Any]:
+def _parts(kind: Any) -> list[Any]:
     """The alternatives of a type, without None."""
-    if get_origin(kind) in (Union, UnionType):
-        yield from (part for part in get_args(kind) if part is not NoneType)
-    else:
-        yield kind
+    parts = get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+    return [part for part in parts if part is not NoneType]
 
 
-def _meta(kind: Any) -> Meta:
-    return next((each for each in getattr(kind, "__metadata__", ()) if isinstance(each, Meta)), Meta())
+def _metas(kind: Any) -> list[Meta]:
+    return [each for part in _parts(kind) for each in getattr(part, "__metadata__", ())]
 
 
 def _extra(kind: Any) -> dict[str, Any]:
-    """What `Meta.extra` says of a type: "units" of numbers, "auto" as a word for None, "path"."""
-    return {name: value for part in _parts(kind) for name, value in (_meta(part).extra or {}).items()}
+    return {name: value for meta in _metas(kind) for name, value in (meta.extra or {}).items()}
 
 
 def expectation(kind: Any) -> str:
     """The values that a type takes, in words."""
-    words, meta = [], _meta(kind)
-    if meta.title:
-        return meta.title
+    words = [meta.title or "" for meta in _metas(kind)]
     for part in _parts(kind):
-        meta = _meta(part)
-        plain = get_args(part)[0] if hasattr(part, "__metadata__") else part
-        if meta.title:
-            words.append(meta.title)
-        elif get_origin(part) is Literal:
-            words += [quote(word) for word in get_args(part)]
-        elif plain is bool:
-            words.append("true or false")
-        else:
-            assert plain is int, part
-            many = meta.le is None or meta.le >= MAX_INT32
-            words.append(f"an integer of at least {meta.ge}" if many else f"an integer from {meta.ge} to {meta.le}")
+        words += map(quote, get_args(part)) if get_origin(part) is Literal else ["true or false"] * (part is bool)
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} or {words[-1]}"
 
 
@@ -149,11 +132,7 @@ def key(default: Any = MISSING, doc: str = "", *, decides_data: bool = True) -> 
 
 @dataclass(frozen=True)
 class Key:
-    """A declared key; see `key`.
-
-    Attributes:
-        kind: its type.
-    """
+    """A declared key; see `key`."""
 
     name: str
     kind: Any
@@ -166,7 +145,7 @@ class Key:
         """Whether it has to be given."""
         return self.default is MISSING
 
-    @cached_property
+    @property
     def is_path(self) -> bool:
         """Whether its values are paths."""
         return "path" in _extra(self.kind)
@@ -186,11 +165,7 @@ def keys_of(cls: type) -> dict[str, Key]:
     """The keys that a dataclass declares or inherits, by name."""
     if cls not in _KEYS:
         hints = get_type_hints(cls, include_extras=True)
-        _KEYS[cls] = {
-            f.name: Key(f.name, hints[f.name], f.default, f.metadata["doc"], f.metadata["decides_data"])
-            for f in fields(cls)
-            if "doc" in f.metadata
-        }
+        _KEYS[cls] = {f.name: Key(f.name, hints[f.name], f.default, **f.metadata) for f in fields(cls) if f.metadata}
     return _KEYS[cls]
 
 

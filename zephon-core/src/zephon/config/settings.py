@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
@@ -21,8 +21,8 @@ from zephon.config.keys import (
     check_keys,
     key,
     keys_of,
-    nearest,
     quote,
+    refuse_unknown,
     seen,
 )
 from zephon.errors import RecipeError
@@ -39,8 +39,6 @@ __all__ = [
 
 SpecialTokens = Literal["auto", "bos_eos", "bos", "eos", "none"]
 ChatLoss = Literal["assistant", "last_assistant", "all"]
-Change = Literal["constant", "linear", "cosine"]
-CHANGES = get_args(Change)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +47,9 @@ class OrderSettings:
 
     shuffle_shards: bool = key(True, "Permute the segments (row groups, or smaller parts) of a source in each pass.")
     shuffle_within_shard: bool = key(True, "Permute the rows inside a shuffle block.")
-    shuffle_block_size: Annotated[int, Meta(ge=1, le=1 << 48)] | Literal["auto", "global", "none"] = key(
+    shuffle_block_size: (
+        Annotated[int, Meta(ge=1, le=1 << 48, title="an integer of at least 1")] | Literal["auto", "global", "none"]
+    ) = key(
         "auto",
         'Rows that are permuted together, over all lanes: a number, "auto" (32 MiB of text), "global" (the whole '
         'source) or "none".',
@@ -90,7 +90,7 @@ class CurriculumSettings(OrderSettings):
     seed: Annotated[int, Meta(ge=-MAX_INT64, le=MAX_INT64, title="a 64-bit integer")] = key(
         0, "Seed of every permutation of the run."
     )
-    chunk_size: Annotated[int, Meta(ge=1, le=1 << 20)] = key(
+    chunk_size: Annotated[int, Meta(ge=1, le=1 << 20, title="an integer from 1 to 1048576")] = key(
         16384, "Rows per chunk of a lane: the unit of fetching, and the stretch over which the mixture holds."
     )
     repeat: bool = key(
@@ -164,7 +164,7 @@ class Stage:
     mixture: Weights = key(doc="Weights by name of source; a source that is not named has none.")
     start_tokens: Count | None = key(None, "Where the stage starts, in planned tokens; by default at the run's start.")
     start_steps: Count | None = key(None, "The same in steps, in place of start_tokens.")
-    change: Change = key(
+    change: Literal["constant", "linear", "cosine"] = key(
         "constant",
         'How the mixture is reached: "constant", at the start; "linear" or "cosine", from the stage before, until the '
         "end.",
@@ -189,10 +189,6 @@ class Stage:
                 'change is "constant", which holds until the next stage; remove the end, or let change be "linear" or '
                 '"cosine".'
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data of the same shape as the TOML."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"mixture": dict(self.mixture)}
 
     @property
     def in_steps(self) -> bool:
@@ -234,10 +230,7 @@ def check_schedule(stages: Sequence[Stage], names: Sequence[str]) -> None:
     for nth, stage in enumerate(stages, start=1):
         if not isinstance(stage, Stage):
             raise RecipeError(f"stage {nth} of the schedule is {seen(stage)}; expected a zephon.work.Stage.")
-        for name in set(stage.mixture) - set(names):
-            near = nearest(name, names)
-            remedy = f"Did you mean {quote(near)}?" if near else f"The sources are {', '.join(map(quote, names))}."
-            raise RecipeError(f"stage {nth} of the schedule names {quote(name)}, which is no source. {remedy}")
+        refuse_unknown(stage.mixture, names, f"source in stage {nth} of the schedule")
     idle = [name for name in names if not any(stage.mixture.get(name) for stage in stages)]
     if idle:
         raise RecipeError(f"no stage of the schedule gives {idle} a weight above 0; remove the source, or give it one.")

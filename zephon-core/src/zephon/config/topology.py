@@ -20,13 +20,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zephon.config.keys import Positive, Whole, check
+from zephon.config.keys import Limit, Positive, Whole, check
 from zephon.errors import TopologyError
 
 __all__ = ["MAX_AUTO_LANES", "Topology", "divisors", "resolve_lanes"]
 
 MAX_AUTO_LANES = 256
-MAX_LANES = 1 << 16
 
 
 def divisors(n: int) -> list[int]:
@@ -35,16 +34,20 @@ def divisors(n: int) -> list[int]:
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
-def _positive(name: str, value: object) -> int:
-    number: int = check(Positive, value, name, TopologyError)
-    return number
+def _check_divides(whole: tuple[str, int], part: tuple[str, int], problem: str) -> None:
+    """Refuse a number that another one does not divide, with the numbers nearest to either that would do."""
+    (whole_name, n), (part_name, d) = whole, part
+    if n % d == 0:
+        return
 
+    def nearest(value: int, candidates: list[int]) -> str:
+        below, above = [c for c in candidates if c < value][-2:], [c for c in candidates if c > value][:2]
+        return " or ".join(map(str, below + above))
 
-def _nearest(value: int, candidates: list[int]) -> str:
-    """The candidates around `value`, for an error message."""
-    below = [c for c in candidates if c < value][-2:]
-    above = [c for c in candidates if c > value][:2]
-    return " or ".join(str(c) for c in below + above)
+    raise TopologyError(
+        f"{problem}; with {whole_name} {n}, {part_name} can be {nearest(d, divisors(n))}, and with {part_name} {d}, "
+        f"{whole_name} can be {nearest(n, [d * k for k in range(1, n // d + 3)])}."
+    )
 
 
 def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp_degree: int) -> int:
@@ -58,11 +61,11 @@ def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp
         TopologyError: the value is not usable.
     """
     if canonical_replicas != "auto":
-        return _positive("canonical_replicas", canonical_replicas)
+        return int(check(Limit, canonical_replicas, "canonical_replicas", TopologyError))
     if global_batch is not None:
-        batch = _positive("global_batch", global_batch)
+        batch = check(Positive, global_batch, "global_batch", TopologyError)
         return max(d for d in divisors(batch) if d <= MAX_AUTO_LANES)
-    if _positive("dp_degree", dp_degree) > 1:
+    if check(Positive, dp_degree, "dp_degree", TopologyError) > 1:
         raise TopologyError(
             f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size "
             "is given, and the data must not depend on the number of groups; set canonical_replicas to a number that "
@@ -88,31 +91,25 @@ class Topology:
     global_batch: int | None = None
 
     def __post_init__(self) -> None:
-        lanes = _positive("canonical_replicas", self.lanes)
-        if lanes > MAX_LANES:
-            raise TopologyError(f"canonical_replicas is {lanes}; expected at most {MAX_LANES} lanes.")
-        groups = _positive("dp_degree", self.dp_degree)
-        if check(Whole, self.dp_group_id, "dp_group_id", TopologyError) >= groups:
+        check(Limit, self.lanes, "canonical_replicas", TopologyError)
+        check(Positive, self.dp_degree, "dp_degree", TopologyError)
+        if check(Whole, self.dp_group_id, "dp_group_id", TopologyError) >= self.dp_degree:
             raise TopologyError(
-                f"dp_group_id is {self.dp_group_id} with dp_degree {groups}; expected an integer from 0 to "
-                f"{groups - 1}."
+                f"dp_group_id is {self.dp_group_id} with dp_degree {self.dp_degree}; expected an integer from 0 to "
+                f"{self.dp_degree - 1}."
             )
-        if lanes % groups:
-            multiples = [groups * k for k in range(1, lanes // groups + 3)]
-            raise TopologyError(
-                f"{lanes} lanes (canonical_replicas) do not divide among {groups} data-parallel groups (dp_degree); "
-                f"with {lanes} lanes dp_degree can be {_nearest(groups, divisors(lanes))}, and with {groups} groups "
-                f"canonical_replicas can be {_nearest(lanes, multiples)}."
-            )
+        _check_divides(
+            ("canonical_replicas", self.lanes),
+            ("dp_degree", self.dp_degree),
+            f"{self.lanes} lanes (canonical_replicas) do not divide among {self.dp_degree} data-parallel groups",
+        )
         if self.global_batch is not None:
-            batch = _positive("global_batch", self.global_batch)
-            if batch % lanes:
-                multiples = [lanes * k for k in range(1, batch // lanes + 3)]
-                raise TopologyError(
-                    f"a global batch of {batch} records does not divide by {lanes} lanes (canonical_replicas); with "
-                    f"{lanes} lanes it can be {_nearest(batch, multiples)}, and with {batch} records "
-                    f"canonical_replicas can be {_nearest(lanes, divisors(batch))}."
-                )
+            check(Positive, self.global_batch, "global_batch", TopologyError)
+            _check_divides(
+                ("global_batch", self.global_batch),
+                ("canonical_replicas", self.lanes),
+                f"a global batch of {self.global_batch} records does not divide by {self.lanes} lanes",
+            )
 
     @property
     def width(self) -> int:

@@ -21,11 +21,9 @@ segments are open at a time. A small dataset of which a lane gets but a few rows
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import dataclass
-from threading import Lock
-from typing import Any, Literal, TypeVar
+from functools import lru_cache
+from typing import Any, Literal
 
 import numpy as np
 
@@ -43,8 +41,6 @@ _BLOCKS_KEPT_PER_LANE = 2
 _EPOCHS_KEPT = 64
 _TINY_ROWS_PER_LANE = 256
 _SEGMENTS_KEPT = 1 << 18
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,30 +85,6 @@ def segment_starts(catalog: Catalog, lanes: int) -> np.ndarray:
     return np.append(starts[owner] + nth * rows, starts[-1])
 
 
-class _Kept:
-    """A small thread-safe least-recently-used memo. What it holds is recomputable and decides nothing."""
-
-    def __init__(self, capacity: int) -> None:
-        self._capacity = capacity
-        self._items: OrderedDict[tuple[int, ...], np.ndarray | tuple[np.ndarray, np.ndarray]] = OrderedDict()
-        self._lock = Lock()
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Kept, (self._capacity,)
-
-    def get(self, key: tuple[int, ...], make: Callable[[], _T]) -> _T:
-        with self._lock:
-            if key in self._items:
-                self._items.move_to_end(key)
-                return self._items[key]  # type: ignore[return-value]
-        value = make()
-        with self._lock:
-            self._items[key] = value  # type: ignore[assignment]
-            while len(self._items) > self._capacity:
-                self._items.popitem(last=False)
-        return value
-
-
 class DatasetOrder:
     """The order in which the lanes read one dataset.
 
@@ -142,8 +114,20 @@ class DatasetOrder:
         # Going from epoch to epoch costs something each time, which is all there is where epochs are short.
         small = catalog.bytes <= SMALL_DATASET_BYTES
         self._tiny = small and self.rows_total < _TINY_ROWS_PER_LANE * lanes
-        self._epochs = _Kept(max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments))))
-        self._blocks = _Kept(_BLOCKS_KEPT_PER_LANE * lanes)
+        self._keep()
+
+    def _keep(self) -> None:
+        """Keep what the next chunk of a lane needs again."""
+        epochs = max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments)))
+        self._segments_in = lru_cache(epochs)(self._segments_in_order)
+        self._block = lru_cache(_BLOCKS_KEPT_PER_LANE * self._lanes)(self._block_in_order)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_segments_in", "_block")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._keep()
 
     def rows_of_lane(self, lane: int, passes: int = 1) -> int:
         """Rows that `lane` reads in the first `passes` epochs."""
@@ -158,7 +142,7 @@ class DatasetOrder:
         while filled < len(out):
             epoch, low, high, offset = self._find(lane, start + filled)
             count = min(len(out) - filled, high - low - offset)
-            out[filled : filled + count] = self._range_rows(lane, epoch, low, high, offset, offset + count)
+            out[filled : filled + count] = self._range_rows(epoch, low, high, offset, offset + count)
             filled += count
         return out
 
@@ -173,10 +157,6 @@ class DatasetOrder:
         epoch = x - lane if self._options.reshuffle else np.zeros_like(x)
         return feistel(hash64(self._key, epoch), n, virtual)
 
-    def epoch_of(self, lane: int, position: int) -> int:
-        """The epoch in which `lane` is at lane position `position`."""
-        return self._find(lane, position)[0]
-
     def _find(self, lane: int, position: int) -> tuple[int, int, int, int]:
         """Epoch, the lane's virtual range in it, and how far into that range a lane position lies."""
         n, lanes = self.rows_total, self._lanes
@@ -188,7 +168,7 @@ class DatasetOrder:
         high = low + (x + 1) * n // lanes - reached
         return x - lane, low, high, position + before - reached
 
-    def _range_rows(self, lane: int, epoch: int, low: int, high: int, start: int, stop: int) -> np.ndarray:
+    def _range_rows(self, epoch: int, low: int, high: int, start: int, stop: int) -> np.ndarray:
         """Rows at places `start` to `stop` of the lane's virtual range [low, high)."""
         if self._global:
             return feistel(self._epoch_key(epoch), self.rows_total, np.arange(low + start, low + stop, dtype=np.int64))
@@ -196,26 +176,25 @@ class DatasetOrder:
         if not size:
             return self._run_of_rows(epoch, low + start, low + stop)
         first, last = start // size, (stop - 1) // size
-        parts = [self._edge(lane, epoch, first, low, high)[start - first * size : stop - first * size]]
+
+        def edge(block: int) -> np.ndarray:
+            begin = low + block * size
+            return self._block(epoch, begin, min(begin + size, high))
+
+        parts = [edge(first)[start - first * size : stop - first * size]]
         if last > first + 1:
             parts.append(self._whole_blocks(epoch, low + (first + 1) * size, last - first - 1))
         if last > first:
-            parts.append(self._edge(lane, epoch, last, low, high)[: stop - last * size])
+            parts.append(edge(last)[: stop - last * size])
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _edge(self, lane: int, epoch: int, block: int, low: int, high: int) -> np.ndarray:
-        """The shuffled rows of one block of the range [low, high); kept, since the next chunk goes on in it."""
-        begin = low + block * self._block_rows
-        end = min(begin + self._block_rows, high)
-
-        def make() -> np.ndarray:
-            order = shuffled_indices(mix_key(self._epoch_key(epoch), 1, begin), end - begin)
-            return self._run_of_rows(epoch, begin, end)[order]
-
-        return self._blocks.get((lane, epoch, block), make)
+    def _block_in_order(self, epoch: int, begin: int, end: int) -> np.ndarray:
+        """The shuffled rows of one block, from virtual position `begin` to `end`."""
+        order = shuffled_indices(mix_key(self._epoch_key(epoch), 1, begin), end - begin)
+        return self._run_of_rows(epoch, begin, end)[order]
 
     def _whole_blocks(self, epoch: int, begin: int, count: int) -> np.ndarray:
-        """The shuffled rows of `count` full blocks from virtual position `begin` on, as `_edge` would give them."""
+        """The shuffled rows of `count` full blocks from virtual position `begin` on, as `_block` would give them."""
         size = self._block_rows
         key = mix_key(self._epoch_key(epoch), 1)
         keys = mix_keys(key, begin + size * np.arange(count, dtype=np.int64))
@@ -227,7 +206,7 @@ class DatasetOrder:
         """Rows at the virtual positions from `begin` to `end` of an epoch."""
         if not self._options.shuffle_shards:
             return np.arange(begin, end, dtype=np.int64)
-        first_rows, ends = self._segments_of(epoch)
+        first_rows, ends = self._segments_in(epoch if self._options.reshuffle else 0)
         low, high = np.searchsorted(ends, [begin, end - 1], side="right").tolist()
         starts = np.concatenate([[begin], ends[low:high]])  # the parts of the run, one per segment that it touches
         counts = np.diff(starts, append=end)
@@ -235,14 +214,10 @@ class DatasetOrder:
         from_row[0] += begin - (ends[low - 1] if low else 0)
         return np.repeat(from_row - starts, counts) + np.arange(begin, end, dtype=np.int64)
 
-    def _segments_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+    def _segments_in_order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """First rows and ends of the segments int64[n_segments] in the order of an epoch, ends in virtual positions."""
-
-        def make() -> tuple[np.ndarray, np.ndarray]:
-            order = shuffled_indices(mix_key(self._epoch_key(epoch), 2), len(self._segments) - 1)
-            return self._segments[order], np.cumsum(np.diff(self._segments)[order])
-
-        return self._epochs.get((epoch if self._options.reshuffle else 0,), make)
+        order = shuffled_indices(mix_key(self._epoch_key(epoch), 2), len(self._segments) - 1)
+        return self._segments[order], np.cumsum(np.diff(self._segments)[order])
 
     def _epoch_key(self, epoch: int) -> int:
         return mix_key(self._key, epoch if self._options.reshuffle else 0)

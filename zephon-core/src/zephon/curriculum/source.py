@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from zephon.config.keys import Weight, check, quote, refuse_unknown, seen, within
 from zephon.config.settings import (
@@ -17,8 +18,9 @@ from zephon.config.settings import (
     check_schedule,
     check_weights,
 )
-from zephon.curriculum.mixture import Curriculum, Ending, row_weights
+from zephon.curriculum.mixture import Curriculum, Cuts, Ending
 from zephon.curriculum.order import DatasetOrder, OrderOptions
+from zephon.curriculum.rates import CurveFrom, constant_curve, row_weights, scheduled_curve
 from zephon.curriculum.schedule import SHARE_ONE, shares_between, spans_of
 from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.dataset import Dataset
@@ -55,67 +57,60 @@ class WorkSource(CurriculumSettings):
     token_estimation: TokenEstimation | bool | None = TokenEstimation()
     per_dataset: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, kw_only=True)
     continues: WorkSource | None = field(default=None, kw_only=True)
+    schedule: Sequence[Stage] = field(default=(), init=False)
+    """See `ScheduledMixtureWorkSource`."""
     retired: tuple[str, ...] = field(default=(), init=False, compare=False)
     """Datasets that are only kept because the continued source has them."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        datasets = list(self.datasets) if isinstance(self.datasets, Iterable) else []
+        datasets = tuple(self.datasets) if isinstance(self.datasets, Iterable) else ()
         if not datasets or not all(isinstance(dataset, Dataset) for dataset in datasets):
             raise RecipeError(f"datasets is {seen(self.datasets)}; expected a list of at least one zephon.io.Dataset.")
-        names = [dataset.name for dataset in datasets]
-        for name in names:
-            if names.count(name) > 1:
+        self._set(datasets=datasets)
+        for name in self.names:
+            if self.names.count(name) > 1:
                 raise RecipeError(f"two datasets are named {quote(name)}; expected a name of its own for each.")
         if isinstance(self.token_estimation, bool):
-            object.__setattr__(self, "token_estimation", TokenEstimation() if self.token_estimation else None)
+            self._set(token_estimation=TokenEstimation() if self.token_estimation else None)
         elif self.token_estimation is not None and not isinstance(self.token_estimation, TokenEstimation):
             raise RecipeError(
                 f"token_estimation is {seen(self.token_estimation)}; expected a TokenEstimation, true or false."
             )
-        self._check_per_dataset(names)
-        self._check_mixture(names)
-        object.__setattr__(self, "datasets", tuple(datasets))
-        self._take_over(names)
+        self._check_per_dataset()
+        self._check_mixture()
+        if self.continues is not None:
+            self._take_over(self.continues)
 
-    def replace(self, **changes: Any) -> Self:
-        """The same source with some attributes changed."""
-        own = {dataset.name: dataset for dataset in self.datasets if dataset.name not in self.retired}
-        given: dict[str, Any] = {"datasets": list(own.values())}
-        given["per_dataset"] = {name: value for name, value in self.per_dataset.items() if name in own}
-        if self.mixture is not None:
-            given["mixture"] = {name: weight for name, weight in self.mixture.items() if name in own}
-        return replace(self, **{**given, **changes})
+    def _set(self, **values: Any) -> None:
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
 
-    def _check_per_dataset(self, names: Sequence[str]) -> None:
+    def _check_per_dataset(self) -> None:
         """Check the settings of single datasets, and put them into normal form."""
         checked: dict[str, dict[str, Any]] = {}
-        refuse_unknown(self.per_dataset, names, "dataset in per_dataset")
+        refuse_unknown(self.per_dataset, self.names, "dataset in per_dataset")
         for name, settings in self.per_dataset.items():
             with within(f"per_dataset of {quote(name)}"):
                 refuse_unknown(settings, DATASET_KEYS)
                 normal = OrderSettings(**settings)
                 checked[name] = {key: getattr(normal, key) for key, value in settings.items() if value is not None}
-        object.__setattr__(self, "per_dataset", checked)
+        self._set(per_dataset=checked)
 
-    def _check_mixture(self, names: Sequence[str]) -> None:
+    def _check_mixture(self) -> None:
         """Check the weights, and put them in the order of the datasets."""
-        if self.mixture is not None and not isinstance(self.mixture, Mapping):
-            raise RecipeError(f"mixture is {seen(self.mixture)}; expected weights by dataset name.")
-        weights = dict.fromkeys(names, 1.0) if self.mixture is None else dict(self.mixture)
-        refuse_unknown(weights, names, "dataset in mixture")
-        if missing := [name for name in names if name not in weights]:
+        weights = dict.fromkeys(self.names, 1.0) if self.mixture is None else self.mixture
+        if not isinstance(weights, Mapping):
+            raise RecipeError(f"mixture is {seen(weights)}; expected weights by dataset name.")
+        refuse_unknown(weights, self.names, "dataset in mixture")
+        if missing := [name for name in self.names if name not in weights]:
             raise RecipeError(f"mixture has no weight for {missing}; expected a weight for every dataset.")
-        weights = {name: check(Weight, weights[name], f"the mixture weight of {quote(name)}") for name in names}
+        weights = {name: check(Weight, weights[name], f"the mixture weight of {quote(name)}") for name in self.names}
         check_weights(weights)
-        object.__setattr__(self, "mixture", weights)
+        self._set(mixture=weights)
 
-    def _take_over(self, names: Sequence[str]) -> None:
+    def _take_over(self, before: WorkSource) -> None:
         """Keep the datasets of the source that this one continues, with weight 0."""
-        before = self.continues
-        object.__setattr__(self, "retired", ())
-        if before is None:
-            return
         if not isinstance(before, WorkSource):
             raise RecipeError(f"continues is {seen(before)}; expected the work source of the run to take over from.")
         if before.seed != self.seed:
@@ -123,21 +118,21 @@ class WorkSource(CurriculumSettings):
                 f"seed is {self.seed}, and {before.seed} in the source that this one continues; a run keeps its seed, "
                 "which says which rows have been used."
             )
-        for name in names:
-            if any(name == dataset.name for dataset in before.datasets) and (
-                before.order_options(name) != self.order_options(name)
-            ):
+        retired = [dataset for dataset in before.datasets if dataset.name not in self.names]
+        orders = {d.name: {key: before.setting(d.name, key) for key in _ORDER_KEYS} for d in retired}
+        self._set(
+            datasets=(*self.datasets, *retired),
+            retired=tuple(orders),
+            per_dataset={**self.per_dataset, **orders},
+        )
+        if self.mixture is not None:
+            self._set(mixture={**self.mixture, **dict.fromkeys(orders, 0.0)})
+        for name in before.names:
+            if before.order_options(name) != self.order_options(name):
                 raise RecipeError(
                     f"the order settings of {quote(name)} differ from those of the source that this one continues; "
                     "leave them as they were, or give the dataset another name."
                 )
-        retired = [dataset for dataset in before.datasets if dataset.name not in names]
-        orders = {d.name: {key: before.setting(d.name, key) for key in _ORDER_KEYS} for d in retired}
-        object.__setattr__(self, "per_dataset", {**self.per_dataset, **orders})
-        object.__setattr__(self, "datasets", (*self.datasets, *retired))
-        object.__setattr__(self, "retired", tuple(dataset.name for dataset in retired))
-        if self.mixture is not None:
-            object.__setattr__(self, "mixture", {**self.mixture, **{dataset.name: 0.0 for dataset in retired}})
 
     @property
     def names(self) -> list[str]:
@@ -157,36 +152,33 @@ class WorkSource(CurriculumSettings):
     @property
     def counts_tokens(self) -> bool:
         """Whether tokens per row are measured; else bytes of text stand in for tokens."""
-        return self.estimation is not None and len(self.datasets) > 1
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Wanted share of tokens by dataset name, at the start of the run; they add up to 1."""
-        assert self.mixture is not None
-        weights = self.relative_weights
-        total = math.fsum(weights.values())
-        return {name: weight / total for name, weight in weights.items()}
-
-    @property
-    def final_shares(self) -> dict[str, float]:
-        """Wanted share of tokens by dataset name, at the end of the run."""
-        return self.shares
+        return self.estimation is not None and (len(self.datasets) > 1 or bool(self.schedule))
 
     @property
     def relative_weights(self) -> dict[str, float]:
-        """Weights in units of the first dataset's, so that 3 to 1 and 0.75 to 0.25 are one and the same mixture."""
+        """Weights in units of the first dataset's, so that 3 to 1 and 0.75 to 0.25 are one and the same mixture.
+
+        Under a schedule, which has the weights, 1 for every dataset but those that are only kept.
+        """
+        if self.schedule:
+            return {name: 0.0 if name in self.retired else 1.0 for name in self.names}
         assert self.mixture is not None
         first = next(iter(self.mixture.values()))
         return {name: weight / first for name, weight in self.mixture.items()}
 
     @property
-    def in_steps(self) -> bool:
-        """Whether it takes the number of tokens per step to know the mixture."""
-        return False
+    def shares(self) -> dict[str, float]:
+        """Wanted share of tokens by dataset name, at the start of the run; they add up to 1."""
+        weights = self.schedule[0].mixture if self.schedule else self.relative_weights
+        total = math.fsum(weights.values())
+        return {name: weights.get(name, 0.0) / total for name in self.names}
 
     def shares_between(self, begin: int, end: int, tokens_per_step: int | None = None) -> dict[str, float]:
         """Wanted share by dataset name of the planned tokens from `begin` to `end` of the run."""
-        return self.shares
+        if not self.schedule:
+            return self.shares
+        means = shares_between(spans_of(self.schedule, self.names, tokens_per_step or 1), begin, end)
+        return {name: share / SHARE_ONE for name, share in zip(self.names, means, strict=True)}
 
     def setting(self, name: str, key: str) -> Any:
         """The value of one of `DATASET_KEYS` for a dataset."""
@@ -218,9 +210,10 @@ class WorkSource(CurriculumSettings):
     def finite(self) -> bool:
         """Whether the run ends."""
         endings = {name: self.ending(name) for name in self.names}
-        last = [name for name, share in self.final_shares.items() if share]
-        # What has left the mixture for good may never get to its end.
-        return any(e.ends_run for e in endings.values()) or all(endings[name].passes is not None for name in last)
+        # A dataset that has left the mixture for good may never get to its end.
+        last = self.schedule[-1].mixture if self.schedule else self.relative_weights
+        lasting = [ending for name, ending in endings.items() if last.get(name)]
+        return any(e.ends_run for e in endings.values()) or all(e.passes is not None for e in lasting)
 
     def orders(self, opened: Sequence[OpenDataset], lanes: int) -> list[DatasetOrder]:
         """The order of each opened dataset."""
@@ -231,23 +224,48 @@ class WorkSource(CurriculumSettings):
 
     def curriculum(
         self,
-        opened: Sequence[OpenDataset],
-        tokens_per_row: Sequence[float],
+        opened: Mapping[str, OpenDataset],
+        tokens_per_row: Sequence[Mapping[str, float]],
         *,
         lanes: int,
-        tokens_per_step: int | None = None,
-        **more: Any,
+        tokens_per_step: int | None,
+        cuts: Sequence[Cuts] = (),
     ) -> Curriculum:
-        """The curriculum over the opened datasets, given how many tokens a row of each makes on average."""
+        """The curriculum over the opened datasets, through all the sources that this one continues.
+
+        Args:
+            opened: open datasets by name.
+            tokens_per_row: by dataset name, for each of the sources, the earliest first.
+            lanes: L.
+            tokens_per_step: for schedules in steps.
+            cuts: for each of the sources that are continued, the earliest first.
+        """
+        if tokens_per_step is None and any(stage.in_steps for stage in self.schedule):
+            raise RecipeError(
+                "the schedule counts in steps, so it needs the number of records per step: give the pipeline the "
+                "option global_batch, or count in tokens."
+            )
+        ratios = [tokens_per_row[-1][name] for name in self.names]
+        stretches: list[CurveFrom]
+        if self.schedule:
+            spans = spans_of(self.schedule, self.names, tokens_per_step or 1)
+            stretches = [partial(scheduled_curve, span, ratios, lanes, self.chunk_size) for span in spans]
+        else:
+            stretches = [partial(constant_curve, row_weights(list(self.shares.values()), ratios), self.chunk_size)]
+        before = None
+        if self.continues is not None:
+            before = self.continues.curriculum(
+                opened, tokens_per_row[:-1], lanes=lanes, tokens_per_step=tokens_per_step, cuts=cuts[:-1]
+            )
         return Curriculum(
-            self.orders(opened, lanes),
-            row_weights(list(self.shares.values()), tokens_per_row),
+            self.orders([opened[name] for name in self.names], lanes),
+            stretches,
             lanes=lanes,
-            chunk_size=self.chunk_size,
             seed=self.seed,
-            endings=[self.ending(each.name) for each in opened],
-            tokens_per_row=tokens_per_row,
-            **more,
+            endings=[self.ending(name) for name in self.names],
+            before=before,
+            place=[self.names.index(name) for name in self.continues.names] if self.continues else (),
+            cuts=cuts[-1] if cuts else None,
         )
 
 
@@ -272,64 +290,12 @@ class ScheduledMixtureWorkSource(WorkSource):
 
     schedule: Sequence[Stage] = field(default=(), kw_only=True)
 
-    def _check_mixture(self, names: Sequence[str]) -> None:
+    def _check_mixture(self) -> None:
         if self.mixture is not None:
             raise RecipeError(
                 "the source has both a mixture and a schedule; remove the mixture, which the stages have."
             )
-        object.__setattr__(self, "schedule", tuple(self.schedule))
-        check_schedule(self.schedule, names)
-        if not self.in_steps:
-            spans_of(self.schedule, names, 1)
-
-    @property
-    def shares(self) -> dict[str, float]:
-        """Wanted share of tokens by dataset name, at the start of the run; they add up to 1."""
-        return self._shares_of(self.schedule[0])
-
-    @property
-    def final_shares(self) -> dict[str, float]:
-        """Wanted share of tokens by dataset name, at the end of the run."""
-        return self._shares_of(self.schedule[-1])
-
-    def _shares_of(self, stage: Stage) -> dict[str, float]:
-        total = math.fsum(stage.mixture.values())
-        return {name: stage.mixture.get(name, 0.0) / total for name in self.names}
-
-    @property
-    def relative_weights(self) -> dict[str, float]:
-        """1 for every dataset that some stage names, since it is the schedule that has the weights."""
-        return {name: 0.0 if name in self.retired else 1.0 for name in self.names}
-
-    @property
-    def counts_tokens(self) -> bool:
-        """Whether tokens per row are measured; else bytes of text stand in for tokens."""
-        return self.estimation is not None
-
-    @property
-    def in_steps(self) -> bool:
-        """Whether it takes the number of tokens per step to know the mixture."""
-        return any(stage.in_steps for stage in self.schedule)
-
-    def shares_between(self, begin: int, end: int, tokens_per_step: int | None = None) -> dict[str, float]:
-        """Wanted share by dataset name of the planned tokens from `begin` to `end` of the run."""
-        made = shares_between(spans_of(self.schedule, self.names, tokens_per_step or 1), begin, end)
-        return {name: share / SHARE_ONE for name, share in zip(self.names, made, strict=True)}
-
-    def curriculum(
-        self,
-        opened: Sequence[OpenDataset],
-        tokens_per_row: Sequence[float],
-        *,
-        lanes: int,
-        tokens_per_step: int | None = None,
-        **more: Any,
-    ) -> Curriculum:
-        """The curriculum over the opened datasets, given how many tokens a row of each makes on average."""
-        if self.in_steps and tokens_per_step is None:
-            raise RecipeError(
-                "the schedule counts in steps, so it needs the number of records per step: give the pipeline the "
-                "option global_batch, or count in tokens."
-            )
-        spans = spans_of(self.schedule, self.names, tokens_per_step or 1)
-        return super().curriculum(opened, tokens_per_row, lanes=lanes, spans=spans, **more)
+        self._set(schedule=tuple(self.schedule))
+        check_schedule(self.schedule, self.names)
+        if not any(stage.in_steps for stage in self.schedule):
+            spans_of(self.schedule, self.names, 1)

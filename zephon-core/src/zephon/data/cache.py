@@ -6,7 +6,6 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
-from typing import Any
 
 import pyarrow as pa
 
@@ -25,42 +24,26 @@ class DecodeCache:
 
     def __init__(self, max_bytes: int) -> None:
         if max_bytes < 0:
-            raise RecipeError(f"the decode cache is {max_bytes} bytes, but must be 0 or more")
+            raise RecipeError(f"max_bytes of the decode cache is {max_bytes}; expected 0 or more")
         self.max_bytes = max_bytes
-        self.hits = 0
-        self.misses = 0
-        self._bytes = 0
+        self.bytes = 0
+        """Bytes of the groups kept now."""
         self._lock = threading.Lock()
         self._tables: OrderedDict[Hashable, tuple[pa.Table, int]] = OrderedDict()
         self._flights: dict[Hashable, Future[pa.Table]] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return DecodeCache, (self.max_bytes,)  # what it holds stays behind
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of the groups kept now."""
-        return self._bytes
-
     def get(self, key: Hashable, decode: Callable[[], pa.Table]) -> pa.Table:
         """The group `key`, from memory or by calling `decode`."""
-        while True:
-            with self._lock:
-                if key in self._tables:
-                    self.hits += 1
-                    self._tables.move_to_end(key)
-                    return self._tables[key][0]
-                flight = self._flights.get(key)
-                if flight is None:
-                    self.misses += 1
-                    flight = self._flights[key] = Future()
-                    break
-            error = flight.exception()
-            if error is None:
-                return flight.result()
-            if isinstance(error, Exception):
-                raise error
-            # The thread that was decoding has been interrupted, which is no fault of the group: try again.
+        with self._lock:
+            if key in self._tables:
+                self._tables.move_to_end(key)
+                return self._tables[key][0]
+            flight = self._flights.get(key)
+            is_mine = flight is None
+            if flight is None:
+                flight = self._flights[key] = Future()
+        if not is_mine:
+            return flight.result()
         try:
             table = decode()
         except BaseException as error:
@@ -70,7 +53,11 @@ class DecodeCache:
             raise
         with self._lock:
             del self._flights[key]
-            self._keep(key, table)
+            if self.max_bytes:
+                self._tables[key] = table, table.nbytes
+                self.bytes += table.nbytes
+            while self.bytes > self.max_bytes and len(self._tables) > 1:
+                self.bytes -= self._tables.popitem(last=False)[1][1]
         flight.set_result(table)
         return table
 
@@ -83,14 +70,4 @@ class DecodeCache:
         """Drops the groups whose key is `unwanted`."""
         with self._lock:
             for key in [key for key in self._tables if unwanted(key)]:
-                self._bytes -= self._tables.pop(key)[1]
-
-    def _keep(self, key: Hashable, table: pa.Table) -> None:
-        if self.max_bytes == 0:
-            return
-        size = table.nbytes
-        self._tables[key] = (table, size)
-        self._bytes += size
-        while self._bytes > self.max_bytes and len(self._tables) > 1:
-            _, (_, freed) = self._tables.popitem(last=False)
-            self._bytes -= freed
+                self.bytes -= self._tables.pop(key)[1]

@@ -6,7 +6,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +23,7 @@ from zephon.columns.damage import Damaged, LostShard
 from zephon.data.columns import common_types
 from zephon.data.formats.base import Format, ShardScan
 from zephon.data.index import INDEX_SCHEMA, index_path, load_table, save_table
-from zephon.data.storage import FileChanged, Listing, StoredFile
+from zephon.data.storage import FileChanged, Listing
 from zephon.data.store import Unavailable
 from zephon.errors import DataError
 
@@ -33,12 +33,10 @@ _log = logging.getLogger(__name__)
 
 # Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.
 _SCAN_THREADS = 8
-_SCANNED_AGAIN = 2  # files of a store, before one that cannot be read counts as damaged
-_STORE_SCAN_THREADS = 32  # of a store, waiting for its answers
-_SCANS_IN_FLIGHT = 4096
-# So many scans are put into columns at a time, and so often the index is saved while there are more to come: a start
-# that is interrupted goes on where it was.
-_SCANS_PER_TABLE = 512
+_STORE_TRIES = 3  # scans of a file of a store, before one that cannot be read counts as damaged
+_STORE_SCAN_THREADS = 32  # waiting for the answers of a store
+_SCANS_IN_FLIGHT = 4096  # and in memory as objects
+# How often the index is saved while there is more to come: a start that is interrupted goes on where it was.
 _SAVE_SECONDS = 20.0
 _INT_LISTS = ("group_rows", "group_bytes", "group_offset", "group_length")
 
@@ -68,7 +66,7 @@ class Catalog:
     def from_shards(cls, name: str, fmt: Format, shards: pa.Table, pin: str = "") -> Catalog:
         """From a table of `scan_shards`."""
         counts = values_of(pc.list_value_length(shards["group_rows"]))
-        columns = {key: _read_only(_flat(shards[key])) for key in _INT_LISTS}
+        columns = {key: _read_only(values_of(shards[key].combine_chunks().flatten())) for key in _INT_LISTS}
         names = shards["name"].combine_chunks()
         return cls(
             name=name,
@@ -175,47 +173,79 @@ def scan_shards(
     """
     index = index_path(index_dir, path, fmt.name, size_column) if index_dir is not None else None
     known = load_table(index) if index is not None else None
-    names = string_array(listing.names)
-    fresh, found = _still_valid(known, names, listing)
-    stale = np.flatnonzero(~fresh)
-    began = time.perf_counter()
-    if len(stale):
-        total = int(listing.sizes[stale].sum())
-        _log.info("scanning %d of %d files (%d MB) of '%s'", len(stale), len(names), total // 10**6, path)
+    fresh, found = _still_valid(known, listing)
+    stale = np.flatnonzero(~fresh).tolist()
+    unsound: set[str] = set()  # names of files with damage
     parts = [] if known is None else [known.take(int64_array(found[fresh]))]
-    if progress is not None and not fresh.all() and fresh.any():
-        progress(int(fresh.sum()), int(listing.sizes[fresh].sum()))
-    due = began + _SAVE_SECONDS
-    threads = threads or (_SCAN_THREADS if listing.sources is None else _STORE_SCAN_THREADS)
-    unsound: set[str] = set()
+    done: list[ShardScan] = []
+    began = time.perf_counter()
+
+    def scan(i: int) -> ShardScan:
+        file, tries = listing.file(i), 1 if listing.sources is None else _STORE_TRIES
+        while True:
+            tries -= 1
+            try:
+                return fmt.scan(file, size_column, is_text)
+            except (FileChanged, Unavailable):
+                raise
+            except DataError as error:
+                if tries:  # perhaps damaged on the way
+                    continue
+                if lost is None or not isinstance(error, Damaged):
+                    raise
+                file.check_unchanged()
+                unsound.add(listing.names[i])
+                if error.rest is not None:
+                    rest: ShardScan = error.rest()
+                    return rest
+                lost.append(LostShard(listing.names[i], file.size, str(error)))
+                return ShardScan("damaged", {}, [])
+
+    def collect() -> pa.Table:
+        """All that is known so far."""
+        if done or not parts:
+            first = sum(map(len, parts)) - int(fresh.sum())
+            parts.append(_table_of(listing, stale[first : first + len(done)], done))
+            done.clear()
+        return pa.concat_tables(parts)
 
     def save() -> None:
-        assert index is not None
-        found = pa.concat_tables(parts).combine_chunks()
-        if unsound:
-            found = found.filter(pc.invert(pc.is_in(found["name"], string_array(sorted(unsound)))))
-        save_table(index, found)
+        if index is not None:
+            table = collect().combine_chunks()
+            save_table(index, table.filter(pc.invert(pc.is_in(table["name"], string_array(sorted(unsound))))))
 
-    skipping = None if lost is None else _Skipping(lost, unsound)
-    for part in _scan_all(listing, fmt, size_column, stale.tolist(), is_text, threads, progress, skipping):
-        if isinstance(part, BaseException):
-            if index is not None and parts:
-                save()
-            raise part
-        parts.append(part)
-        now = time.perf_counter()
-        if index is not None and now > due:
+    if stale:
+        _log.info("scanning %d of %d files of '%s'", len(stale), len(fresh), path)
+        if progress is not None and len(stale) < len(fresh):
+            progress(int(fresh.sum()), int(listing.sizes[fresh].sum()))
+    threads = threads or (_SCAN_THREADS if listing.sources is None else _STORE_SCAN_THREADS)
+    due = began + _SAVE_SECONDS
+    with ThreadPoolExecutor(threads, thread_name_prefix="zephon-scan") as pool:
+        try:
+            for first in range(0, len(stale), _SCANS_IN_FLIGHT):
+                batch = stale[first : first + _SCANS_IN_FLIGHT]
+                for i, scanned in zip(batch, pool.map(scan, batch), strict=True):
+                    done.append(scanned)
+                    if progress is not None:
+                        progress(1, int(listing.sizes[i]))
+                    now = time.perf_counter()
+                    if now > due:
+                        save()
+                        due = time.perf_counter() + max(_SAVE_SECONDS, 20 * (time.perf_counter() - now))
+                collect()
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
             save()
-            due = time.perf_counter() + max(_SAVE_SECONDS, 20 * (time.perf_counter() - now))
-    order = np.argsort(np.concatenate((np.flatnonzero(fresh), stale)))
-    shards = pa.concat_tables(parts).take(int64_array(order)).combine_chunks()
-    if len(stale):
+            raise
+    order = np.argsort(np.concatenate((np.flatnonzero(fresh), np.array(stale, np.int64))))
+    shards = collect().take(int64_array(order)).combine_chunks()
+    if stale:
         _log.info("scanned '%s' in %.1f s", path, time.perf_counter() - began)
-    if index is not None and (known is None or len(stale) > len(unsound) or len(known) != len(shards) - len(unsound)):
-        parts = [shards]
+    if known is None or len(stale) > len(unsound) or len(known) != len(shards) - len(unsound):
+        parts[:] = [shards]
         save()
     if not pc.sum(pc.list_value_length(shards["group_rows"])).as_py():
-        raise DataError(f"'{path}' has no rows in {len(names)} file(s); a dataset needs at least one document")
+        raise DataError(f"'{path}' has no rows in {len(fresh)} file(s); a dataset needs at least one document")
     kinds: dict[str, set[str]] = {}
     for shard_columns in pc.unique(shards["columns"]).to_pylist():
         for column, kind in json.loads(shard_columns).items():
@@ -223,131 +253,33 @@ def scan_shards(
     return shards, {column: common_types(kinds[column]) for column in sorted(kinds)}
 
 
-def _still_valid(
-    known: pa.Table | None, names: pa.Array, listing: Listing
-) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+def _still_valid(known: pa.Table | None, listing: Listing) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
     """(which files the index still describes bool[n], their rows in the index int64[n], anything where none)."""
+    position = np.full(len(listing.names), -1, np.int64)
     if known is None or not len(known):
-        return np.zeros(len(names), bool), np.zeros(len(names), np.int64)
-    position = _positions(names, known["name"].combine_chunks())
+        return position >= 0, position
+    found = pc.index_in(string_array(listing.names), known["name"].combine_chunks())
+    position[valid_mask(found)] = values_of(found.drop_null())
     sizes, mtimes = values_of(known["size"]), values_of(known["mtime_ns"])
-    fresh = (position >= 0) & (sizes[position] == listing.sizes) & (mtimes[position] == listing.mtimes)
-    return fresh, position
-
-
-def _positions(names: pa.Array, among: pa.Array) -> npt.NDArray[np.int64]:
-    """Where each name stands in `among`, -1 where it does not: int64[n]."""
-    found = pc.index_in(names, among)
-    positions = np.full(len(names), -1, np.int64)
-    positions[valid_mask(found)] = values_of(found.drop_null())
-    return positions
-
-
-@dataclass(frozen=True)
-class _Skipping:
-    """Where scans that go on over damage note it.
-
-    lost: shards of which nothing can be read, in any order.
-    unsound: names of these and of shards with damaged rows, which no index may take for sound.
-    """
-
-    lost: list[LostShard]
-    unsound: set[str]
-
-    def scan(self, file: StoredFile, name: str, error: Damaged) -> ShardScan:
-        """What is left of a shard.
-
-        Raises:
-            FileChanged: it is not the file that was listed any more.
-        """
-        now = file.refreshed()
-        if (now.size, now.mtime_ns) != (file.size, file.mtime_ns):
-            raise FileChanged(f"'{file.path}' has changed while it was read for the first time; start again") from error
-        self.unsound.add(name)
-        if error.rest is not None:
-            rest: ShardScan = error.rest()
-            return rest
-        self.lost.append(LostShard(name, file.size, str(error)))
-        return ShardScan.of("damaged", {}, [])
-
-
-def _scan_all(
-    listing: Listing,
-    fmt: Format,
-    size_column: str,
-    indices: Sequence[int],
-    is_text: bool,
-    threads: int,
-    progress: Callable[[int, int], None] | None,
-    skipping: _Skipping | None,
-) -> Iterator[pa.Table | BaseException]:
-    """Scans in the given order, a table per few hundred files; the first error, in that order, comes as the last."""
-
-    def scan(index: int) -> ShardScan:
-        if listing.sources is not None:
-            for _ in range(_SCANNED_AGAIN):
-                try:
-                    return fmt.scan(listing.file(index), size_column, is_text)
-                except (FileChanged, Unavailable):
-                    raise
-                except DataError:
-                    pass  # perhaps damaged on the way
-        try:
-            return fmt.scan(listing.file(index), size_column, is_text)
-        except Damaged as error:
-            if skipping is None:
-                raise
-            return skipping.scan(listing.file(index), listing.names[index], error)
-
-    with ThreadPoolExecutor(max(1, min(threads, len(indices))), thread_name_prefix="zephon-scan") as pool:
-        done: list[ShardScan] = []
-        first = 0
-        try:
-            for start in range(0, len(indices), _SCANS_IN_FLIGHT):
-                batch = indices[start : start + _SCANS_IN_FLIGHT]
-                for place, found in enumerate(pool.map(scan, batch) if len(indices) > 1 else map(scan, batch), start):
-                    done.append(found)
-                    if progress is not None:
-                        progress(1, int(listing.sizes[indices[place]]))
-                    if len(done) == _SCANS_PER_TABLE:
-                        yield _table_of(listing, indices[first : first + len(done)], done)
-                        first, done = first + len(done), []
-            if done or not indices:
-                yield _table_of(listing, indices[first:], done)
-        except GeneratorExit:
-            raise
-        except BaseException as error:
-            pool.shutdown(wait=False, cancel_futures=True)
-            if done:
-                yield _table_of(listing, indices[first : first + len(done)], done)
-            yield error
-        finally:
-            pool.shutdown(cancel_futures=True)
+    return (position >= 0) & (sizes[position] == listing.sizes) & (mtimes[position] == listing.mtimes), position
 
 
 def _table_of(listing: Listing, indices: Sequence[int], scans: Sequence[ShardScan]) -> pa.Table:
-    bounds = np.concatenate(([0], np.cumsum([len(scan.group_rows) for scan in scans], dtype=np.int64)))
+    bounds = np.concatenate(([0], np.cumsum([len(scan.groups) for scan in scans], dtype=np.int64)))
+    groups = np.concatenate([np.empty((0, 4), np.int64), *(scan.groups for scan in scans)])
     lists = {
-        key: pa.LargeListArray.from_arrays(
-            int64_array(bounds),
-            int64_array(np.concatenate([np.empty(0, np.int64), *(getattr(scan, key) for scan in scans)])),
-        )
-        for key in _INT_LISTS
+        key: pa.LargeListArray.from_arrays(int64_array(bounds), int64_array(numbers))
+        for key, numbers in zip(_INT_LISTS, groups.T, strict=True)
     }
     columns = {
         "name": string_array([listing.names[i] for i in indices]),
         "size": int64_array(listing.sizes[list(indices)]),
         "mtime_ns": int64_array(listing.mtimes[list(indices)]),
         "digest": string_array([scan.digest for scan in scans]),
-        "columns": string_array([json.dumps(dict(zip(scan.columns, scan.types, strict=True))) for scan in scans]),
+        "columns": string_array([json.dumps(scan.columns) for scan in scans]),
         **lists,
     }
     return pa.table(columns, schema=INDEX_SCHEMA)
-
-
-def _flat(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    numbers: npt.NDArray[np.int64] = values_of(column.combine_chunks().flatten())
-    return numbers
 
 
 def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

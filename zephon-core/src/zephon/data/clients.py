@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from importlib.util import find_spec
@@ -11,9 +13,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from zephon.data.store import ATTEMPT_SECONDS, FIRST_WAIT_SECONDS, Store, StoreFault
+from zephon.data.store import ATTEMPT_SECONDS, FIRST_WAIT_SECONDS, Store, StoreFault, check_length, shown
+from zephon.errors import DataError
 
-__all__ = ["FsspecStore", "ObjectStore", "check_length", "new_store"]
+__all__ = ["FsspecStore", "ObjectStore", "store_of"]
 
 # A short patience, for a process cannot end meanwhile; the long one is that of `attempt`.
 OBSTORE_RETRY: dict[str, Any] = {
@@ -21,9 +24,43 @@ OBSTORE_RETRY: dict[str, Any] = {
     "backoff": {"init_backoff": timedelta(seconds=FIRST_WAIT_SECONDS)},
 }
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "content_hash", "md5Hash", "checksum", "mtime", "LastModified", "modified")
+_ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az"}
+_SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf")
+
+_lock = threading.Lock()
+_stores: dict[tuple[str, str], Store] = {}
 
 
-def new_store(kind: str, bucket: str) -> Store:
+def store_of(uri: str) -> tuple[Store, str]:
+    """The store that `uri` lies in, and what follows the scheme.
+
+    Raises:
+        DataError: a scheme that is unknown, or no bucket.
+    """
+    scheme, _, path = uri.partition("://")
+    kind = _ALIASES.get(scheme.lower(), scheme.lower())
+    if kind not in _SCHEMES:
+        from fsspec import available_protocols
+
+        if kind not in available_protocols():
+            near = difflib.get_close_matches(kind, [*_SCHEMES, *available_protocols()], n=1)
+            hint = f"did you mean {near[0]}://?" if near else "copy or mount the dataset locally"
+            known = ", ".join(f"{name}://" for name in _SCHEMES)
+            raise DataError(f"'{shown(uri)}' is of kind {scheme}://; expected {known} or what fsspec reads. {hint}")
+    bucket = ""
+    if kind in ("s3", "gs", "az"):
+        bucket, _, key = path.partition("/")
+        bucket = bucket.partition("@")[0]  # abfss://container@account.dfs.core.windows.net/path
+        path = f"{bucket}/{key}"
+        if not bucket:
+            raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
+    with _lock:
+        if (kind, bucket) not in _stores:
+            _stores[kind, bucket] = _new_store(kind, bucket)
+        return _stores[kind, bucket], path
+
+
+def _new_store(kind: str, bucket: str) -> Store:
     """The store of a scheme, by the best client that is installed."""
     if kind == "hf":
         from zephon.data.hub import HubStore  # huggingface_hub takes its time to import
@@ -91,7 +128,16 @@ class ObjectStore(Store):
                 "this process was forked from one that had read from object stores, which does not work; start workers "
                 "with the method 'spawn' or 'forkserver'",
             )
-        return self.ask(_CONNECT[self.scheme], name or self.bucket)
+        options = {
+            "client_options": {
+                "connect_timeout": timedelta(seconds=10),
+                "timeout": timedelta(seconds=ATTEMPT_SECONDS),
+                "allow_http": True,  # an endpoint is http only where somebody wrote so
+                "pool_max_idle_per_host": "64",
+            },
+            "retry_config": OBSTORE_RETRY,
+        }
+        return self.ask(_CONNECT[self.scheme], name or self.bucket, options)
 
 
 class FsspecStore(Store):
@@ -133,18 +179,8 @@ class FsspecStore(Store):
 
 def _check_version(listed: tuple[int, str], now: tuple[int, str]) -> None:
     if listed[0] != now[0] or (listed[1] and now[1] and listed[1] != now[1]):
-        raise StoreFault(
-            "changed",
-            f"it had {listed[0]:,} bytes and version {listed[1] or 'unknown'} when it was listed and has {now[0]:,} "
-            f"bytes and version {now[1] or 'unknown'} now",
-        )
-
-
-def check_length(data: Any, length: int) -> Any:
-    """Refuses an answer of another length."""
-    if len(data) != length:
-        raise StoreFault("passing", f"{len(data):,} bytes came where {length:,} were asked for")
-    return data
+        then, today = (f"{size:,} bytes and version {version or 'unknown'}" for size, version in (listed, now))
+        raise StoreFault("changed", f"it had {then} when it was listed and has {today} now")
 
 
 def _etag(meta: Any) -> str:
@@ -161,31 +197,18 @@ def _version(info: dict[str, Any]) -> str:
     return ""
 
 
-def _options() -> dict[str, Any]:
-    return {
-        "client_options": {
-            "connect_timeout": timedelta(seconds=10),
-            "timeout": timedelta(seconds=ATTEMPT_SECONDS),
-            "allow_http": True,  # an endpoint is http only where somebody wrote so
-            "pool_max_idle_per_host": "64",
-        },
-        "retry_config": OBSTORE_RETRY,
-    }
-
-
-def _http(url: str) -> Any:
+def _http(url: str, options: dict[str, Any]) -> Any:
     from obstore.store import HTTPStore
 
-    return HTTPStore.from_url(url, **_options())
+    return HTTPStore.from_url(url, **options)
 
 
-def _s3(bucket: str) -> Any:
+def _s3(bucket: str, options: dict[str, Any]) -> Any:
     from obstore.store import S3Store
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    more: dict[str, Any] = {}
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        more["endpoint"] = endpoint
+        options["endpoint"] = endpoint
     files = {"AWS_SHARED_CREDENTIALS_FILE": "~/.aws/credentials", "AWS_CONFIG_FILE": "~/.aws/config"}
     has_files = any(Path(os.environ.get(key, usual)).expanduser().is_file() for key, usual in files.items())
     if has_files and not os.environ.get("AWS_ACCESS_KEY_ID"):
@@ -198,25 +221,26 @@ def _s3(bucket: str) -> Any:
                 "credentials in the files of the AWS command need boto3; install boto3, or set AWS_ACCESS_KEY_ID",
             ) from None
         session = Session()
-        more["credential_provider"], region = Boto3CredentialProvider(session), region or session.region_name
-    return S3Store(bucket, region=region or "us-east-1", **more, **_options())
+        options["credential_provider"], region = Boto3CredentialProvider(session), region or session.region_name
+    return S3Store(bucket, region=region or "us-east-1", **options)
 
 
-def _gcs(bucket: str) -> Any:
+def _gcs(bucket: str, options: dict[str, Any]) -> Any:
     from obstore.store import GCSStore
 
-    more: dict[str, Any] = {}
     if emulator := os.environ.get("STORAGE_EMULATOR_HOST"):
         url = emulator if "://" in emulator else f"http://{emulator}"
         unsigned = {"disable_oauth": True, "client_email": "", "private_key": "", "private_key_id": ""}
-        more["service_account_key"] = json.dumps({"gcs_base_url": url, **unsigned})
-    return GCSStore(bucket, **more, **_options())
+        options["service_account_key"] = json.dumps({"gcs_base_url": url, **unsigned})
+    return GCSStore(bucket, **options)
 
 
-def _azure(container: str) -> Any:
+def _azure(container: str, options: dict[str, Any]) -> Any:
     from obstore.store import AzureStore
 
-    return AzureStore(container_name=container, **_options())
+    return AzureStore(container_name=container, **options)
 
 
-_CONNECT: dict[str, Callable[[str], Any]] = {"s3": _s3, "gs": _gcs, "az": _azure, "http": _http, "https": _http}
+_CONNECT: dict[str, Callable[[str, dict[str, Any]], Any]] = {
+    "s3": _s3, "gs": _gcs, "az": _azure, "http": _http, "https": _http,
+}  # fmt: skip

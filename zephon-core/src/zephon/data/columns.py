@@ -6,7 +6,7 @@ Every column is validated in full once, when its group is decoded: that is the U
 is what makes the later, unchecked column code safe on damaged files.
 
 A *column name* as users write it is one of three things, in this order: the name of a top-level column; a path into
-structs, "meta.text"; a template over several columns, "{title}\n\n{meta.text}" (doubled braces stand for themselves).
+structs, "meta.text"; a template over several columns, "{title}\\n\\n{meta.text}" (doubled braces stand for themselves).
 Shards of one dataset may differ: columns that one lacks are null there; `common_types` says in which type each comes.
 """
 
@@ -14,14 +14,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import Template, fill_in, template_of
+from zephon.columns.template import fill_in, template_of
 from zephon.errors import DataError
 
 __all__ = [
@@ -33,6 +32,7 @@ __all__ = [
     "physical_columns",
     "require_somewhere",
     "sound_table",
+    "sound_type",
     "top_level",
     "with_paths",
 ]
@@ -50,12 +50,8 @@ def physical_columns(columns: Iterable[str]) -> list[str]:
 def top_level(columns: Iterable[str], existing: Iterable[str]) -> list[str]:
     """Those of the `existing` top-level columns that are needed for `columns`, each once, in order of need."""
     known = set(existing)
-    found: dict[str, None] = {}
-    for name in physical_columns(columns):
-        top = next((top for top, _ in _readings(name) if top in known), None)
-        if top is not None:
-            found[top] = None
-    return list(found)
+    tops = (next((top for top, _ in _readings(name) if top in known), None) for name in physical_columns(columns))
+    return list(dict.fromkeys(top for top in tops if top is not None))
 
 
 def has_column(name: str, existing: Iterable[str]) -> bool:
@@ -76,27 +72,28 @@ def check_columns(
     for name in physical_columns(columns):
         count = len(schema.get_all_field_indices(name))
         if count > 1:
-            raise DataError(f"'{path}' has {count} columns named '{name}', and one was expected; rename them")
-        if count == 0 and name in needed and _type_of(schema, name) is None:
+            raise DataError(f"'{path}' has {count} columns named '{name}'; expected one. Rename them")
+        if count == 0 and name in needed and _find(schema, name) is None:
             raise missing_column(name, schema.names, path)
     if text_column is None or text_column not in columns:
         return
     in_template = template_of(text_column) is not None
     for name in physical_columns([text_column]):
-        kind = _type_of(schema, name)
-        if in_template and (kind is None or types.is_null(kind)):
+        found = _find(schema, name)
+        if found is None:
             continue
-        if kind is None or not (_is_text(kind) or (in_template and _prints(kind))):
+        kind = sound_type(found[2])
+        is_list = types.is_list(kind) or types.is_large_list(kind)
+        if not (_is_text(kind) or (in_template and _prints(kind))):
+            if is_list and types.is_integer(kind.value_type):
+                remedy = "Token ids are read by the operator pretokenized, in place of tokenize"
+            else:
+                names = ", ".join(f"'{field.name}'" for field in schema if _is_text(sound_type(field.type)))
+                remedy = "Name a text column with text_field" + (f": {names}" if names else "")
             raise DataError(
-                f"column '{name}' of '{path}' has the type {kind}, but documents must be text (string, or binary "
-                f"that holds UTF-8); {_remedy(kind, schema)}"
+                f"column '{name}' of '{path}' has the type {found[2]}; expected text (string, or binary that holds "
+                f"UTF-8). {remedy}"
             )
-
-
-def _remedy(kind: pa.DataType, schema: pa.Schema) -> str:
-    if (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type):
-        return "token ids are read by the operator pretokenized, in place of tokenize"
-    return f"name a text column with text_field{_named_text_columns(schema)}"
 
 
 def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
@@ -105,9 +102,9 @@ def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
     So that what a scan notes tells which files have them; see `require_somewhere`.
     """
     for name in physical_columns([column]):
-        kind = _type_of(schema, name) if schema.get_field_index(name) < 0 else None
-        if kind is not None and not types.is_null(kind):
-            schema = schema.append(pa.field(name, kind))
+        found = _find(schema, name)
+        if found is not None and found[1] and not types.is_null(found[2]):
+            schema = schema.append(pa.field(name, found[2]))
     return schema
 
 
@@ -132,7 +129,7 @@ def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
 def common_types(kinds: Iterable[str]) -> str | None:
     """What a column is read as whose type differs between shards; None leaves each as it is.
 
-    `kinds` are what `ShardScan.types` holds: Arrow's names for types (JSON lines: what the first rows hold), "" where
+    `kinds` are what `ShardScan.columns` holds: Arrow's names for types (JSON lines: what the first rows hold), "" where
     there is no name.
     """
     found = set(kinds) - {"null"}
@@ -141,16 +138,16 @@ def common_types(kinds: Iterable[str]) -> str | None:
     if found <= {"text", "number", "flag", "json"}:
         # JSON lines: single values are printed as they are; with nested ones among them, all come as JSON.
         return "json" if "json" in found or "text" not in found else "text"
-    signed = {"int8", "int16", "int32", "int64"}
     unsigned = {"uint8", "uint16", "uint32", "uint64"}
-    if found <= unsigned:
-        return "uint64"
-    if found <= signed | unsigned:
-        return "int64"
-    if found <= signed | unsigned | {"halffloat", "float", "double"}:
-        return "double"
-    if found <= {"large_string", "large_binary"}:
-        return "large_binary"
+    integers = unsigned | {"int8", "int16", "int32", "int64"}
+    for kind, held in (
+        ("uint64", unsigned),
+        ("int64", integers),
+        ("double", integers | {"halffloat", "float", "double"}),
+        ("large_binary", {"large_string", "large_binary"}),
+    ):
+        if found <= held:
+            return kind
     return None
 
 
@@ -160,28 +157,21 @@ def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, firs
     Raises:
         Damaged: a value that does not fit; the rest are the other rows.
     """
-    try:
-        return _as_types(table, wanted, path, first_row)
-    except Damaged as error:
-        error.rest = _rows_apart(
-            table, lambda part, at: _as_types(part, wanted, path, at), table.column_names, first_row
-        )
-        raise
 
+    def read(part: pa.Table, at: int) -> pa.Table:
+        for i, field in enumerate(part.schema):
+            kind = wanted.get(field.name, field.type)
+            if kind != field.type:
+                try:
+                    part = part.set_column(i, field.name, part.column(i).cast(kind))
+                except pa.ArrowException as error:
+                    raise Damaged(
+                        f"column '{field.name}' of '{path}', rows from {at} on, has the type {field.type} where other "
+                        f"files have {kind}, and does not fit ({_reason(error)}); write the files with one type"
+                    ) from error
+        return part
 
-def _as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, first_row: int) -> pa.Table:
-    for i, field in enumerate(table.schema):
-        kind = wanted.get(field.name)
-        if kind is not None and kind != field.type:
-            try:
-                table = table.set_column(i, field.name, table.column(i).cast(kind))
-            except pa.ArrowException as error:
-                reason = " ".join(str(error).split())
-                raise Damaged(
-                    f"column '{field.name}' of '{path}', rows from {first_row} on, has the type {field.type} where "
-                    f"other files have {kind}, and does not fit ({reason}); write the files with one type"
-                ) from error
-    return table
+    return _whole_or_by_row(table, read, table.column_names, first_row)
 
 
 def sound_table(
@@ -198,26 +188,48 @@ def sound_table(
             of which that is not so.
         DataError: a column of a kind that a template cannot print.
     """
+
+    def read(part: pa.Table, at: int) -> pa.Table:
+        def sound(name: str) -> pa.Array:
+            return _sound(_column(part, name, path, at), name, name == text_column, path, at)
+
+        arrays = []
+        for name in columns:
+            template = template_of(name)
+            if template is None:
+                arrays.append(sound(name))
+                continue
+            texts = {}
+            for field in physical_columns([name]):
+                values = sound(field)
+                try:
+                    texts[field] = values.cast(pa.large_string())
+                except (pa.ArrowException, UnicodeDecodeError) as error:
+                    raise DataError(
+                        f"column '{field}' of '{path}', rows from {at} on, has the type {values.type}, which a text "
+                        "template cannot print; leave it out of the template"
+                    ) from error
+            arrays.append(fill_in(template, texts))
+        return pa.Table.from_arrays(arrays, names=list(columns))
+
+    return _whole_or_by_row(table, read, columns, first_row)
+
+
+def _whole_or_by_row(
+    table: pa.Table, read: Callable[[pa.Table, int], pa.Table], columns: Sequence[str], first_row: int
+) -> pa.Table:
+    """`read(table, first_row)`; damage comes with what finds the rows that are sound, see `rescued`."""
     try:
-        return _sound_table(table, columns, text_column, path, first_row)
+        return read(table, first_row)
     except Damaged as error:
-        error.rest = _rows_apart(
-            table, lambda part, at: _sound_table(part, columns, text_column, path, at), columns, first_row
+        error.rest = lambda: rescued(
+            table.num_rows,
+            lambda low, high: read(table.slice(low, high - low), first_row + low),
+            lambda row: _shown_row(table, row),
+            columns,
+            first_row,
         )
         raise
-
-
-def _rows_apart(
-    table: pa.Table, read: Callable[[pa.Table, int], pa.Table], columns: Sequence[str], first_row: int
-) -> Callable[[], pa.Table]:
-    """What finds the bad rows of a table; see `rescued`."""
-    return lambda: rescued(
-        table.num_rows,
-        lambda low, high: read(table.slice(low, high - low), first_row + low),
-        lambda row: _shown_row(table, row),
-        columns,
-        first_row,
-    )
 
 
 def _shown_row(table: pa.Table, row: int) -> str:
@@ -226,30 +238,10 @@ def _shown_row(table: pa.Table, row: int) -> str:
     for name in table.column_names:
         try:
             value = _as_binary(pa.concat_arrays(table.column(name).slice(row, 1).chunks))
-            value.validate(full=True)
             shown.append(f"{name}: {shown_value(value[0].as_py())}")
         except (pa.ArrowException, UnicodeDecodeError, ValueError, TypeError):
             continue
     return shown_value("\n".join(shown))
-
-
-def _sound_table(
-    table: pa.Table, columns: Sequence[str], text_column: str | None, path: str, first_row: int
-) -> pa.Table:
-    arrays = []
-    for name in columns:
-        is_text = name == text_column
-        template = template_of(name)
-        if template is None:
-            arrays.append(_sound(_column(table, name, path, first_row), name, is_text, path, first_row))
-            continue
-        parts = {
-            field: _sound(_column(table, field, path, first_row), field, False, path, first_row)
-            for _, field in template
-            if field is not None
-        }
-        arrays.append(_filled_in(template, parts, path, first_row))
-    return pa.Table.from_arrays(arrays, names=list(columns))
 
 
 def _readings(name: str) -> list[tuple[str, list[str]]]:
@@ -258,144 +250,111 @@ def _readings(name: str) -> list[tuple[str, list[str]]]:
     return [(".".join(parts[:cut]), parts[cut:]) for cut in range(len(parts), 0, -1)]
 
 
-def _type_of(schema: pa.Schema, name: str) -> pa.DataType | None:
-    for top, fields in _readings(name):
-        if schema.get_field_index(top) < 0:
-            continue
-        kind = schema.field(top).type
-        for field in fields:
-            if types.is_null(kind):
-                return kind  # nothing is in it, and nothing below it
-            if not types.is_struct(kind) or kind.get_field_index(field) < 0:
-                return None
-            kind = kind.field(field).type
-        return kind
-    return None
+def _find(schema: pa.Schema, name: str) -> tuple[str, list[str], pa.DataType] | None:
+    """(top-level column, fields below it, type) of a column; the type is null where the path leads through nulls."""
+    top, fields = next((each for each in _readings(name) if schema.get_field_index(each[0]) >= 0), ("", []))
+    if not top:
+        return None
+    kind = schema.field(top).type
+    for field in fields:
+        if types.is_null(kind):
+            break
+        if not types.is_struct(kind) or kind.get_field_index(field) < 0:
+            return None
+        kind = kind.field(field).type
+    return top, fields, kind
 
 
 def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.ChunkedArray:
-    for top, fields in _readings(name):
-        if table.schema.get_field_index(top) < 0:
-            continue
-        column = table.column(top)
-        if fields:
-            try:
-                column.validate(full=True)  # before anything looks into it
-            except pa.ArrowException as error:
-                reason = " ".join(str(error).split())
-                raise Damaged(
-                    f"column '{top}' of '{path}', rows from {first_row} on, is damaged ({reason}); restore the file"
-                ) from error
-        for field in fields:
-            if not types.is_struct(column.type) or column.type.get_field_index(field) < 0:
-                return pa.chunked_array([pa.nulls(table.num_rows)])
-            column = pc.struct_field(column, field)
-        return column
-    return pa.chunked_array([pa.nulls(table.num_rows)])
-
-
-def _filled_in(template: Template, parts: Mapping[str, pa.Array], path: str, first_row: int) -> pa.Array:
-    """large_string[n]: the template's text with the columns' values; null where all of those are null."""
-    texts: dict[str, pa.Array] = {}
-    for field, values in parts.items():
+    found = _find(table.schema, name)
+    if found is None or types.is_null(found[2]):
+        return pa.chunked_array([pa.nulls(table.num_rows)])
+    top, fields, _ = found
+    column = table.column(top)
+    if fields:
         try:
-            texts[field] = values.cast(pa.large_string())
-        except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise DataError(
-                f"column '{field}' of '{path}', rows from {first_row} on, has the type {values.type}, which a text "
-                "template cannot print; leave it out of the template"
+            column.validate(full=True)  # before anything looks into it
+        except pa.ArrowException as error:
+            raise Damaged(
+                f"column '{top}' of '{path}', rows from {first_row} on, is damaged ({_reason(error)}); restore the file"
             ) from error
-    return fill_in(template, texts)
+        column = pc.struct_field(column, fields)
+    return column
+
+
+def _sound(column: pa.ChunkedArray, name: str, is_text: bool, path: str, first_row: int) -> pa.Array:
+    kind = pa.large_string() if is_text else sound_type(column.type)
+    chunks = []
+    for chunk in column.chunks:
+        try:
+            chunk.validate(full=True)
+            chunks.append(chunk.cast(kind))  # checks UTF-8 when it comes from binary
+        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+            raise _unsound(chunk, name, path, first_row, error) from error
+        first_row += len(chunk)
+    return chunks[0] if len(chunks) == 1 else pa.chunked_array(chunks, kind).combine_chunks()
+
+
+def sound_type(kind: pa.DataType) -> pa.DataType:
+    """The type in which `sound_table` gives a column."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return sound_type(kind.storage_type)
+    if types.is_dictionary(kind):
+        return sound_type(kind.value_type)
+    if types.is_string(kind) or types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary(kind) or types.is_binary_view(kind):
+        return pa.large_binary()
+    return kind
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    """Whether a type of `sound_type` may hold text; null is a shard in which every document is missing."""
+    return types.is_large_string(kind) or types.is_large_binary(kind) or types.is_null(kind)
 
 
 def _prints(kind: pa.DataType) -> bool:
     return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
 
 
-def _sound(column: pa.ChunkedArray, name: str, is_text: bool, path: str, first_row: int) -> pa.Array:
-    chunks = []
-    for chunk in column.chunks:
-        try:
-            chunk.validate(full=True)
-            chunks.append(_normal(chunk, is_text))
-        except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-            raise _unsound(chunk, name, path, first_row, error) from error
-        first_row += len(chunk)
-    if len(chunks) == 1:
-        return chunks[0]
-    kind = _normal(pa.nulls(0, column.type), is_text).type
-    return pa.chunked_array(chunks, kind).combine_chunks()
-
-
-def _normal(chunk: pa.Array, is_text: bool) -> pa.Array:
-    kind = chunk.type
-    if isinstance(kind, pa.BaseExtensionType):
-        return _normal(chunk.storage, is_text)
-    if types.is_dictionary(kind):
-        return _normal(chunk.dictionary_decode(), is_text)
-    if is_text or types.is_string(kind) or types.is_string_view(kind):
-        return chunk.cast(pa.large_string())  # checks UTF-8 when it comes from binary
-    if types.is_binary(kind) or types.is_binary_view(kind):
-        return chunk.cast(pa.large_binary())
-    return chunk
-
-
-def _is_text(kind: Any) -> bool:
-    if isinstance(kind, pa.BaseExtensionType):
-        return _is_text(kind.storage_type)
-    if types.is_dictionary(kind):
-        return _is_text(kind.value_type)
-    return (
-        types.is_string(kind)
-        or types.is_large_string(kind)
-        or types.is_string_view(kind)
-        or types.is_binary(kind)
-        or types.is_large_binary(kind)
-        or types.is_binary_view(kind)
-        or types.is_null(kind)  # a shard in which every document is missing
-    )
-
-
-def _named_text_columns(schema: pa.Schema) -> str:
-    names = [f"'{field.name}'" for field in schema if _is_text(field.type)]
-    return f": {', '.join(names[:10])}" if names else ""
-
-
 def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Exception) -> Damaged:
     """Names the row whose text is not UTF-8, if that is what is wrong; slow, and only on the way to an error."""
     try:
-        raw = chunk.storage if isinstance(chunk.type, pa.BaseExtensionType) else chunk
-        if types.is_dictionary(raw.type):
-            # Each part is checked before the next step looks at it: decoding bad indices reads foreign memory.
-            indices, values = raw.indices, _as_binary(raw.dictionary)
-            indices.validate(full=True)
-            values.validate(full=True)
-            raw = pa.DictionaryArray.from_arrays(indices, values, safe=True)
-            raw.validate(full=True)
-            raw = raw.dictionary_decode()
-        else:
-            raw = _as_binary(raw)
-        raw.validate(full=True)
-        for row, value in enumerate(raw):
-            if value.is_valid:
-                try:
-                    value.as_py().decode()
-                except UnicodeDecodeError as bad:
-                    return Damaged(
-                        f"'{path}' row {first_row + row}, column '{name}', is not valid UTF-8 (byte "
-                        f"{bad.object[bad.start]:#04x} at {bad.start}); repair or drop that row, or read another column"
-                    )
+        for row, value in enumerate(_as_binary(chunk).to_pylist()):
+            try:
+                if value is not None:
+                    value.decode()
+            except UnicodeDecodeError as bad:
+                return Damaged(
+                    f"'{path}' row {first_row + row}, column '{name}', is not valid UTF-8 (byte "
+                    f"{bad.object[bad.start]:#04x} at {bad.start}); repair or drop that row, or read another column"
+                )
     except (pa.ArrowException, TypeError, ValueError, AttributeError):
         pass
-    reason = " ".join(str(error).split())
-    return Damaged(f"column '{name}' of '{path}', rows from {first_row} on, is damaged ({reason}); restore the file")
+    return Damaged(
+        f"column '{name}' of '{path}', rows from {first_row} on, is damaged ({_reason(error)}); restore the file"
+    )
 
 
-def _as_binary(chunk: pa.Array) -> pa.Array:
-    if types.is_string(chunk.type):
-        return chunk.view(pa.binary())
-    if types.is_large_string(chunk.type):
-        return chunk.view(pa.large_binary())
-    if types.is_string_view(chunk.type):
-        return chunk.view(pa.binary_view())
-    return chunk
+def _as_binary(array: pa.Array) -> pa.Array:
+    """Text as binary, which any bytes are, checked for all else."""
+    if isinstance(array.type, pa.BaseExtensionType):
+        return _as_binary(array.storage)
+    if types.is_dictionary(array.type):
+        # Each part is checked before the next step looks at it: decoding bad indices reads foreign memory.
+        array.indices.validate(full=True)
+        array = pa.DictionaryArray.from_arrays(array.indices, _as_binary(array.dictionary), safe=True)
+        array.validate(full=True)
+        return array.dictionary_decode()
+    if types.is_string(array.type):
+        array = array.view(pa.binary())
+    elif types.is_large_string(array.type):
+        array = array.view(pa.large_binary())
+    elif types.is_string_view(array.type):
+        array = array.view(pa.binary_view())
+    array.validate(full=True)
+    return array
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -48,19 +48,15 @@ class Dataset:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise RecipeError(f"a dataset is named {self.name!r}, but a name must be a text that is not empty")
+            raise RecipeError(f"a dataset is named {self.name!r}; expected a text that is not empty")
         if (self.path is None) == (self.table is None):
-            raise RecipeError(
-                f"dataset '{self.name}' needs a path or a table, not both or neither; use from_path or from_dict"
-            )
-        if self.fmt is not None and not isinstance(self.fmt, str):
-            raise RecipeError(f"the format of dataset '{self.name}' is {self.fmt!r}, but must be a name or None")
+            raise RecipeError(f"dataset '{self.name}' needs either a path or a table; use from_path or from_dict")
+        for key in ("fmt", "text_field", "group"):
+            value = getattr(self, key)
+            if value is not None and (not isinstance(value, str) or not value.strip()):
+                raise RecipeError(f"{key} of dataset '{self.name}' is {value!r}; expected a name or None")
         if self.fmt is not None:
             format_named(self.fmt)
-        if self.text_field is not None and (not isinstance(self.text_field, str) or not self.text_field):
-            raise RecipeError(f"text_field of dataset '{self.name}' is {self.text_field!r}, but must name a column")
-        if self.group is not None and (not isinstance(self.group, str) or not self.group.strip()):
-            raise RecipeError(f"the group of dataset '{self.name}' is {self.group!r}, but must be a name or None")
         if self.text_field is not None:
             template_of(self.text_field)  # refuses one that cannot be read
 
@@ -82,7 +78,7 @@ class Dataset:
             RecipeError: a name, path or format that cannot be meant. What is at the path is looked at by `open`.
         """
         if not isinstance(path, str | os.PathLike) or not isinstance(os.fspath(path), str) or not os.fspath(path):
-            raise RecipeError(f"the path of dataset '{name}' is {path!r}, but must be a file, a folder or a glob")
+            raise RecipeError(f"the path of dataset '{name}' is {path!r}; expected a file, a folder, a glob or a URI")
         return cls(name, os.fspath(path), fmt, text_field, group=group)
 
     @classmethod
@@ -95,11 +91,9 @@ class Dataset:
         group: str | None = None,
     ) -> Dataset:
         """Documents in memory, ``{"text": ["one", "two"]}``; all columns have the same length."""
-        if isinstance(columns, Mapping):
-            for column, values in columns.items():
-                if isinstance(values, str | bytes):
-                    raise DataError(f"column '{column}' of dataset '{name}' is one text, but must be a list of them")
         try:
+            if any(isinstance(values, str | bytes) for values in columns.values()):
+                raise TypeError("a column is one text")
             table = pa.table(dict(columns))
         except (pa.ArrowException, ValueError, TypeError) as error:
             reason = " ".join(str(error).split())
@@ -114,7 +108,7 @@ class Dataset:
     ) -> Dataset:
         """An Arrow table in memory."""
         if not isinstance(table, pa.Table):
-            raise RecipeError(f"dataset '{name}' is given {type(table).__name__}, but from_table takes a pyarrow.Table")
+            raise RecipeError(f"the table of dataset '{name}' is a {type(table).__name__}; expected a pyarrow.Table")
         return cls(name, None, None, text_field, table, group)
 
     def columns(
@@ -149,16 +143,6 @@ class Dataset:
                     return rest
                 first = first or error
         raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
-
-    @contextmanager
-    def _listed(self, index_dir: Path | None) -> Iterator[tuple[Listing, str]]:
-        """The files, and what messages call them; inside, other ranks of the job that want to list a store wait."""
-        assert self.path is not None
-        if is_remote(self.path):
-            with job_listing(self.path, index_dir) as found:
-                yield found, shown(self.path)
-        else:
-            yield list_files(self.path), os.path.abspath(local_path(self.path))
 
     def open(
         self,
@@ -197,21 +181,27 @@ class Dataset:
         if self.table is not None:
             return open_table(self.name, self.table, columns, size_column, is_text)
         lost: list[LostShard] | None = [] if skips else None
-        fmt, listing, shards, existing, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
+        fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         for column in columns:
             if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
-                _require(column, existing, path)
-        if existing and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
-            require_somewhere(size_column, list(existing), path)
-        catalog = Catalog.from_shards(self.name, fmt, shards, listing.pin)
+                _require(column, kinds, path)
+        if kinds and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
+            require_somewhere(size_column, list(kinds), path)
         if listing.sources is not None:
             spans = spans or Spans(None)
             sizes = catalog.shard_sizes.clip(max=WINDOW_BYTES) if catalog.sequential else catalog.group_length
             spans.require(self.name, int(sizes.max()))
         plain = is_text and columns == [size_column] and template_of(size_column) is None
-        kinds = None if plain else existing
         files = ShardFiles(
-            listing, fmt, catalog, columns, size_column, spans, is_text=is_text, kinds=kinds, skips=skips
+            listing,
+            fmt,
+            catalog,
+            columns,
+            size_column,
+            spans,
+            is_text=is_text,
+            kinds=None if plain else kinds,
+            skips=skips,
         )
         return OpenDataset(catalog, files, cache, sorted(lost or ()))
 
@@ -238,10 +228,18 @@ class Dataset:
         Raises:
             DataError: as `open`.
         """
-        if self.table is not None:
+        return self._scanned(size_column, index_dir, is_text, threads, progress, lost)[2]
+
+    @contextmanager
+    def _listed(self, index_dir: Path | None) -> Iterator[tuple[Listing, str]]:
+        """The files, and what messages call them; inside, other ranks of the job that want to list a store wait."""
+        if self.path is None:
             raise RecipeError(f"dataset '{self.name}' is in memory, and only files have an index")
-        fmt, listing, shards, _, _ = self._scanned(size_column, index_dir, is_text, threads, progress, lost)
-        return Catalog.from_shards(self.name, fmt, shards, listing.pin)
+        if is_remote(self.path):
+            with job_listing(self.path, index_dir) as found:
+                yield found, shown(self.path)
+        else:
+            yield list_files(self.path), os.path.abspath(local_path(self.path))
 
     def _scanned(
         self,
@@ -252,9 +250,8 @@ class Dataset:
         progress: Callable[[int, int, int, int], None] | None = None,
         lost: list[LostShard] | None = None,
         spans: Spans | None = None,
-    ) -> tuple[Format, Listing, pa.Table, dict[str, str | None], str]:
-        """Format, files, what is in each (see `scan_shards`), columns with types, and the path for messages."""
-        assert self.path is not None
+    ) -> tuple[Format, Listing, Catalog, dict[str, str | None], str]:
+        """Format, files, what is in each, columns with types (see `scan_shards`), and the path for messages."""
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
             files = size = 0
@@ -266,12 +263,12 @@ class Dataset:
                 if progress is not None:
                     progress(files, len(listing.names), size, total)
 
-            known_as = self.path if is_remote(self.path) else path
-            shards, existing = scan_shards(
+            known_as = str(self.path) if is_remote(str(self.path)) else path
+            shards, kinds = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add, lost=lost
             )
-        _require(size_column, existing, path)
-        return fmt, listing, shards, existing, path
+        _require(size_column, kinds, path)
+        return fmt, listing, Catalog.from_shards(self.name, fmt, shards, listing.pin), kinds, path
 
 
 def _require(column: str, existing: Mapping[str, str | None], path: str) -> None:

@@ -24,7 +24,7 @@ __all__ = ["Spans", "open_spans"]
 _log = logging.getLogger(__name__)
 
 # One request at a time brings 50 to 100 MB/s from an object store; this many fill a link of 25 Gbit/s.
-_THREADS = {"read": 32, "part": 32, "plan": 16}
+_THREADS = 32
 _PART_BYTES = 8 << 20
 _Key = tuple[str, str, int, int]  # path, version, start, length
 
@@ -60,27 +60,33 @@ class Spans:
             if file.owner:
                 self._beside.setdefault(file.owner, set()).add(file.path)
             flight = self._flights.get(key)
-            mine = flight is None or flight.cancel()  # announced but not begun: quicker done here and now
-            if mine:
+            is_mine = flight is None or flight.cancel()  # announced but not begun: quicker done here and now
+            if flight is None or is_mine:
                 self._forget(key)
                 flight = self._add(key)
                 flight.set_running_or_notify_cancel()
-        assert flight is not None
-        if mine:
+        if is_mine:
             self._fly(flight, file, start, length)
         try:
             data = flight.result()
         except BaseException:
-            self._done(key, flight, keep=False)  # the next who asks tries again
+            with self._lock:  # the next who asks tries again
+                if self._flights.get(key) is flight:
+                    self._forget(key)
             raise
-        self._done(key, flight, keep=self.node is None)
+        with self._lock:
+            if self._flights.get(key) is flight:
+                if self.node is None:
+                    self._flights.move_to_end(key)
+                else:
+                    self._forget(key)
+            self._shrink()
         return data
 
     def announce(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> bool:
         """Has (start, length) ranges fetched that will be read soon; False where memory has no room for more."""
         if file.size <= SMALL_BYTES and ranges:
             ranges = [(0, file.size)]
-        pool = self._pool("read")
         for start, length in ranges:
             key = (file.path, file.version, start, length)
             with self._lock:
@@ -90,12 +96,19 @@ class Spans:
                 if self._flight_bytes and self._flight_bytes + length > self.memory_bytes:
                     return False
                 flight = self._add(key)
-            pool.submit(self._fly_announced, flight, file, start, length)
+            self._pool("read").submit(self._fly, flight, file, start, length)
         return True
 
     def plan(self, task: Callable[[], object]) -> None:
         """Runs what finds out which ranges to announce; its errors wait for whoever reads."""
-        self._pool("plan").submit(_quietly, task)
+
+        def quietly() -> None:
+            try:
+                task()
+            except Exception as error:
+                _log.debug("reading ahead failed, and is tried again when the data is needed: %s", error)
+
+        self._pool("plan").submit(quietly)
 
     def drop(self, file: StoredFile) -> None:
         """Forgets all bytes of a shard, some of which turned out to be no good, so that they are fetched anew."""
@@ -138,11 +151,9 @@ class Spans:
         for pool in pools.values():
             pool.shutdown(wait=False, cancel_futures=True)
 
-    def _fly_announced(self, flight: Future[Any], file: StoredFile, start: int, length: int) -> None:
-        if flight.set_running_or_notify_cancel():  # else somebody could not wait
-            self._fly(flight, file, start, length)
-
     def _fly(self, flight: Future[Any], file: StoredFile, start: int, length: int) -> None:
+        if not flight.running() and not flight.set_running_or_notify_cancel():  # somebody could not wait
+            return
         try:
             if self.node is not None and file.version:
                 key = (file.version, file.size, start, length)
@@ -168,21 +179,13 @@ class Spans:
         list(self._pool("part").map(part, range(0, length, _PART_BYTES)))
         return data
 
-    def _done(self, key: _Key, flight: Future[Any], *, keep: bool) -> None:
-        with self._lock:
-            if self._flights.get(key) is flight:
-                if keep:
-                    self._flights.move_to_end(key)
-                else:
-                    self._forget(key)
-            self._shrink()
-
     def _pool(self, kind: str) -> ThreadPoolExecutor:
+        """The threads of a kind; each kind may wait for the next one: plan, read, part."""
         with self._lock:
             if self._process != os.getpid():  # a fork has no threads
                 self._process, self._pools = os.getpid(), {}
             if kind not in self._pools:
-                self._pools[kind] = ThreadPoolExecutor(_THREADS[kind], thread_name_prefix=f"zephon-{kind}")
+                self._pools[kind] = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"zephon-{kind}")
             return self._pools[kind]
 
     # The rest is called with the lock held.
@@ -201,10 +204,3 @@ class Spans:
         for key in list(self._flights) if self._flight_bytes > self.memory_bytes else ():
             if self._flight_bytes > self.memory_bytes and self._flights[key].done():
                 self._forget(key)
-
-
-def _quietly(task: Callable[[], object]) -> None:
-    try:
-        task()
-    except Exception as error:
-        _log.debug("reading ahead failed, and is tried again when the data is needed: %s", error)

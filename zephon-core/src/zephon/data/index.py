@@ -13,15 +13,16 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pyarrow as pa
-from filelock import FileLock, Timeout
+from filelock import FileLock
 
 from zephon.columns.arrow import int64_array, string_array, values_of
+from zephon.data.clients import store_of
 from zephon.data.storage import Listing, list_files
-from zephon.data.store import Source, shown, store_of
+from zephon.data.store import Source, shown
 
 __all__ = ["INDEX_SCHEMA", "index_path", "job_listing", "job_of", "load_table", "save_table"]
 
@@ -55,7 +56,6 @@ _JOB_KEYS = (
 _RANK_KEYS = ("ZEPHON_JOB_ID", "RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK")
 _OLDEST_SECONDS = 7 * 86400.0
 _POLL_SECONDS = 0.02
-_SAY_SECONDS = 10.0
 
 
 def index_path(index_dir: Path, path: str, fmt: str, size_column: str) -> Path:
@@ -98,7 +98,7 @@ def save_table(index: Path, table: pa.Table) -> None:
         os.replace(temporary, index)
     except OSError as error:
         _log.warning("cannot write the index of a dataset to '%s' (%s); every start will scan it", index.parent, error)
-        if os.path.lexists(temporary):
+        with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
 
@@ -127,12 +127,20 @@ def job_listing(uri: str, index_dir: Path | None) -> Iterator[Listing]:
         yield list_files(uri)
         return
     kept = index_dir / f"{_name([uri, job])}.listing"
-    with _turn(kept.with_suffix(".lock"), uri):
+    lock = FileLock(kept.with_suffix(".lock"))
+    try:
+        index_dir.mkdir(parents=True, exist_ok=True)
+        lock.acquire(poll_interval=_POLL_SECONDS)
+    except OSError as error:
+        _log.warning("cannot lock '%s' (%s); every rank lists '%s' by itself", lock.lock_file, error, shown(uri))
+    try:
         listing = _load_listing(kept, uri)
         if listing is None:
             listing = list_files(uri)
             _save_listing(kept, listing)
         yield listing
+    finally:
+        lock.release()
 
 
 def _name(identity: list[object]) -> str:
@@ -149,25 +157,6 @@ def _parent() -> str:
     return f"{parent}/{started}"
 
 
-@contextmanager
-def _turn(path: Path, uri: str) -> Iterator[None]:
-    lock = FileLock(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            lock.acquire(timeout=_SAY_SECONDS, poll_interval=_POLL_SECONDS)
-        except Timeout:
-            _log.info("waiting for another rank of this node, which lists '%s'", shown(uri))
-            lock.acquire(timeout=-1, poll_interval=_POLL_SECONDS)
-    except OSError as error:
-        _log.warning("cannot lock '%s' (%s); every rank lists '%s' by itself", path, error, shown(uri))
-    try:
-        yield
-    finally:
-        if lock.is_locked:
-            lock.release()
-
-
 def _load_listing(kept: Path, uri: str) -> Listing | None:
     table = load_table(kept, _LISTING)
     if table is None or time.time() - kept.stat().st_mtime > _OLDEST_SECONDS:
@@ -175,7 +164,7 @@ def _load_listing(kept: Path, uri: str) -> Listing | None:
     of = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
     store, _ = store_of(uri)
     sources = [Source(store, *at) for at in zip(table["key"].to_pylist(), table["version"].to_pylist(), strict=True)]
-    sizes, stamps = (values_of(table[name].combine_chunks()).copy() for name in ("size", "mtime_ns"))
+    sizes, stamps = (values_of(table[name]).copy() for name in ("size", "mtime_ns"))
     return Listing(of["root"], table["name"].to_pylist(), sizes, stamps, sources, of["pin"])
 
 

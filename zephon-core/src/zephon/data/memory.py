@@ -13,7 +13,7 @@ from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
 from zephon.data.columns import check_columns, require_somewhere, sound_table, with_paths
 from zephon.data.formats.base import Group
-from zephon.data.reader import OpenDataset
+from zephon.data.reader import GroupSource, OpenDataset
 from zephon.errors import DataError
 
 __all__ = ["open_table"]
@@ -21,25 +21,14 @@ __all__ = ["open_table"]
 _GROUP_ROWS = 4096
 
 
-class _Slices:
+class _Slices(GroupSource):
     """The groups of a table: nothing to decode, so nothing to cache."""
-
-    remote = False
 
     def __init__(self, table: pa.Table) -> None:
         self._table = table
 
     def read(self, shard: int, group: Group) -> pa.Table:
         return self._table.slice(group.offset, group.rows)
-
-    def announce(self, shard: int, group: Group) -> bool:
-        return True
-
-    def row_bytes(self, shard: int) -> float:
-        return self._table.nbytes / max(1, self._table.num_rows)
-
-    def close(self) -> None:
-        pass
 
 
 def open_table(
@@ -52,12 +41,12 @@ def open_table(
     """
     label = f"dataset {name} (in memory)"
     text_column = size_column if is_text else None
-    check_columns(table.schema, list(dict.fromkeys([*columns, size_column])), text_column, label)
-    for column in dict.fromkeys([*columns, size_column]):
+    needed = list(dict.fromkeys([*columns, size_column]))
+    check_columns(table.schema, needed, text_column, label)
+    for column in needed:
         require_somewhere(column, with_paths(table.schema, column).names, label)
     if not table.num_rows:
         raise DataError(f"dataset '{name}' in memory has no rows; a dataset needs at least one document")
-    needed = list(dict.fromkeys([*columns, size_column]))
     sound = sound_table(table, needed, text_column, label, 0)
     offsets = np.arange(0, table.num_rows, _GROUP_ROWS, dtype=np.int64)
     rows = np.minimum(_GROUP_ROWS, table.num_rows - offsets)
@@ -82,9 +71,7 @@ def open_table(
 
 def _digest(table: pa.Table) -> str:
     """Of the values, however they lie in memory: `take` writes every buffer afresh, nulls and offsets included."""
-    digest = hashlib.sha256()
     everything = int64_array(np.arange(table.num_rows))
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema.remove_metadata()) as writer:
         writer.write_table(table.take(everything).combine_chunks())
-    digest.update(sink.getvalue())
-    return digest.hexdigest()[:32]
+    return hashlib.sha256(sink.getvalue()).hexdigest()[:32]

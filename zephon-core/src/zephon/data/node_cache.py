@@ -40,6 +40,7 @@ _WAIT_SECONDS = 330.0  # for another process's download, which has a deadline of
 _LEFT_FREE = 1 << 30  # of the disk, where no limit is set
 _SWEPT_SHARE = 0.1  # of the limit that a sweep frees beyond need, so that sweeps are rare
 _QUIET_SECONDS = 60.0  # after a failed write, until the next is tried
+_DEAD_SECONDS = 600.0  # without a write, after which a part was left behind by a process that was killed
 
 
 class NodeCache:
@@ -65,13 +66,12 @@ class NodeCache:
         """
         entry = self._path(owner, key)
         data = _read_entry(entry, length)
-        if data is not None:
-            return data
-        with self._turn(entry):
-            data = _read_entry(entry, length)
-            if data is None:
-                data = download()
-                self._keep(entry, data)
+        if data is None:
+            with self._turn(entry):
+                data = _read_entry(entry, length)
+                if data is None:
+                    data = download()
+                    self._keep(entry, data)
         return data
 
     def drop(self, owner: str) -> None:
@@ -88,17 +88,15 @@ class NodeCache:
     @contextmanager
     def _turn(self, entry: Path) -> Iterator[None]:
         """Alone with an entry; together with others where that cannot be had."""
-        if time.monotonic() < self._quiet_until:
-            yield
-            return
         lock = FileLock(entry.with_suffix(".lock"), timeout=_WAIT_SECONDS)
-        try:
-            entry.parent.mkdir(parents=True, exist_ok=True)
-            lock.acquire(poll_interval=_POLL_SECONDS)
-        except Timeout:
-            pass
-        except OSError as error:
-            self._complain(error)
+        if time.monotonic() >= self._quiet_until:
+            try:
+                entry.parent.mkdir(parents=True, exist_ok=True)
+                lock.acquire(poll_interval=_POLL_SECONDS)
+            except Timeout:
+                pass
+            except OSError as error:
+                self._complain(error)
         try:
             yield
         finally:
@@ -148,30 +146,21 @@ class NodeCache:
     def _sweep(self, size: int) -> int:
         """Removes the entries not used for longest until `size` more bytes fit well; gives the bytes still taken."""
         found = []
-        for path in self._entries():
+        for path in self.folder.glob("??/*"):
             with suppress(OSError):
-                if path.suffix == ".part" and _remove_left_behind(path):
-                    continue
-                stat = path.lstat()
-                found.append((stat.st_mtime, stat.st_size, path))
+                if _OURS.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                    stat = path.stat()
+                    found.append((stat.st_mtime, stat.st_size, path))
         used = sum(nbytes for _, nbytes, _ in found)
         excess = self._excess(used, size)
         goal = used - excess - (int(_SWEPT_SHARE * self.limit_bytes) if self.limit_bytes else excess)
-        for _, nbytes, path in sorted(found) if excess > 0 else ():
-            if used <= goal:
-                break
-            if path.suffix not in (".part", ".lock"):
+        for written, nbytes, path in sorted(found):
+            is_dead = path.suffix == ".part" and time.time() - written > _DEAD_SECONDS
+            if is_dead or (excess > 0 and used > goal and path.suffix not in (".part", ".lock")):
                 with suppress(OSError):
                     path.unlink()
                     used -= nbytes
         return used
-
-    def _entries(self) -> Iterator[Path]:
-        for folder in os.scandir(self.folder):
-            if len(folder.name) == 2 and folder.is_dir(follow_symlinks=False):
-                for file in os.scandir(folder.path):
-                    if _OURS.fullmatch(file.name) and file.is_file(follow_symlinks=False):
-                        yield Path(file.path)
 
     def _complain(self, error: OSError) -> None:
         """Streams for a minute before the next try, and says so once per process."""
@@ -189,19 +178,6 @@ class NodeCache:
 
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:20]
-
-
-def _remove_left_behind(part: Path) -> bool:
-    """Removes a part whose writer is dead."""
-    lock = FileLock(part.with_suffix(".lock"), timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        return False
-    part.unlink(missing_ok=True)
-    part.with_suffix(".lock").unlink(missing_ok=True)
-    lock.release()
-    return True
 
 
 def _read_entry(path: Path, length: int) -> Any:

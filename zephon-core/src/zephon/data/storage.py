@@ -14,22 +14,19 @@ import os
 import posixpath
 import re
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zephon.data import store
-from zephon.data.store import Changed, Source, attempt, shown, store_of
+from zephon.data.clients import store_of
+from zephon.data.patterns import MAGIC, Pattern, split_pattern
+from zephon.data.store import Changed, Source, attempt, shown
 from zephon.errors import DataError
-
-if TYPE_CHECKING:
-    from zephon.data.fetch import Spans
 
 __all__ = [
     "SMALL_BYTES",
@@ -48,40 +45,44 @@ WINDOW_BYTES = 4 << 20
 """Most bytes that are read ahead of reads that follow each other."""
 _LEAST_BYTES = 16 << 10
 _URI = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://([^/]*)")
-_MAGIC = re.compile(r"[*?\[]")
+_CHANGED = "a dataset must not change during a run, so restore the file or start a new run"
 
 
 class FileChanged(DataError):
-    """The size or modification time of a file is not what it was when the dataset was listed."""
+    """The size, modification time or version of a file is not what it was when the dataset was listed."""
+
+    @classmethod
+    def of(cls, path: str, how: object) -> FileChanged:
+        return cls(f"'{path}' has changed since the dataset was listed ({how}); {_CHANGED}")
+
+
+class Ranges(Protocol):
+    """What fetches ranges of files of stores: `zephon.data.fetch.Spans`."""
+
+    node: Any
+
+    def read(self, file: StoredFile, start: int, length: int) -> Any: ...
+
+    def announce(self, file: StoredFile, ranges: Sequence[tuple[int, int]]) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:
-    """One file as it was when listed.
+    """One file as it was when listed."""
 
-    Attributes:
-        path: local path, or URI, for messages.
-        size: bytes.
-        mtime_ns: nanoseconds since the epoch; for a file of a store a number made of its version.
-        source: where its bytes are, None for a local file.
-        spans: how they are read ahead and kept, None to stream them.
-        sequential: only ever read from its start on.
-        among: the listing that it is from, for the files beside it; None where it was not listed, or is looked at anew.
-        owner: path of the shard that this file lies beside and belongs to, "" for a shard itself.
-    """
-
-    path: str
-    size: int
-    mtime_ns: int
-    source: Source | None = None
-    spans: Spans | None = None
-    sequential: bool = False
+    path: str  # local path, or URI, for messages
+    size: int  # bytes
+    mtime_ns: int  # since the epoch; for a file of a store a number made of its version
+    source: Source | None = None  # where its bytes are, None for a local file
+    spans: Ranges | None = None  # how they are read ahead and kept, None to stream them
+    sequential: bool = False  # only ever read from its start on
+    # The listing that it is from, for the files beside it; None where it was not listed.
     among: Listing | None = field(default=None, repr=False, compare=False)
-    owner: str = ""
+    owner: str = ""  # path of the shard that this file lies beside and belongs to, "" for a shard itself
 
     @property
     def version(self) -> str:
-        """What tells this version of a file of a store from any other, "" where the store has nothing of the kind."""
+        """The version of a file of a store, "" where the store has nothing of the kind."""
         return self.source.version if self.source is not None else ""
 
     def open(self, ranges: Sequence[tuple[int, int]] = ()) -> Any:
@@ -102,37 +103,30 @@ class StoredFile:
             file = pa.OSFile(self.path, "rb")
             now = os.fstat(file.fileno())
         except OSError as error:
-            raise DataError(
-                f"cannot open '{self.path}': {_reason(error)}; the dataset was listed with this file, "
-                "so make it readable and start again"
-            ) from error
+            raise DataError(f"cannot open '{self.path}': {_reason(error)}; make it readable and start again") from error
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):
             file.close()
-            raise FileChanged(
-                f"'{self.path}' has changed since the dataset was listed ({self.size:,} bytes then, {now.st_size:,} "
-                "now); a dataset must not change during a run, so restore the file or start a new run"
-            )
+            raise FileChanged.of(self.path, f"{self.size:,} bytes then, {now.st_size:,} now")
         return file
 
     def fetch(self, start: int, length: int) -> Any:
         """Bytes of a file of a store as a buffer, straight from there; errors as `open`."""
         assert self.source is not None
+        store, key, version = self.source
+        what = f"bytes {start:,} to {start + length:,} of '{shown(self.path)}'"
         try:
-            return store.fetch(self.source, self.path, self.size, start, length)
+            return attempt(lambda: store.get(key, start, length, version, self.size), store, what)
         except Changed as changed:
-            raise FileChanged(
-                f"'{self.path}' has changed since the dataset was listed ({changed}); a dataset must not change during "
-                "a run, so restore the file or start a new run"
-            ) from changed
+            raise FileChanged.of(self.path, changed) from changed
 
     def beside(self, name: str) -> StoredFile:
         """The file called `name` (a plain name, no path) in the same folder, as it was listed or else as it is now.
 
         Raises:
-            DataError: there is none.
+            DataError: it does not exist.
         """
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-            raise DataError(f"'{self.path}' refers to a file named {name[:100]!r}, and a plain file name was expected")
+            raise DataError(f"'{self.path}' refers to a file named {name[:100]!r}; expected a plain file name")
         path = os.path.join(os.path.dirname(self.path), name)
         if self.source is None:
             return replace(self, path=path).refreshed()
@@ -146,15 +140,20 @@ class StoredFile:
     def refreshed(self) -> StoredFile:
         """The same path with its size and modification time, or version, of now."""
         if self.source is None:
-            now = _stat_regular(self.path)
-            return StoredFile(self.path, now.st_size, now.st_mtime_ns)
+            return StoredFile(self.path, *_size_and_mtime(self.path))
         place = self.source
         try:
             size, version = attempt(lambda: place.store.head(place.key), place.store, f"'{self.path}'")
         except Changed as changed:
-            raise DataError(f"'{self.path}' cannot be looked at: {changed}; check the store") from changed
+            raise FileChanged.of(self.path, changed) from changed
         source = place._replace(version=version)
         return replace(self, size=size, mtime_ns=_stamp(version), source=source, among=None)
+
+    def check_unchanged(self) -> None:
+        """Raises `FileChanged` where the file is not what was listed any more."""
+        now = self.refreshed()
+        if (now.size, now.mtime_ns) != (self.size, self.mtime_ns):
+            raise FileChanged.of(self.path, f"{self.size:,} bytes then, {now.size:,} now")
 
 
 class _RangeFile(io.RawIOBase):
@@ -169,9 +168,8 @@ class _RangeFile(io.RawIOBase):
         self._file = file
         self._ranges = [(start, start + length) for start, length in ranges if length]
         self._position = 0
-        self._held = (0, memoryview(b""))
+        self._first, self._held = 0, memoryview(b"")  # the bytes held, and where they begin
         self._window = self._least = min(WINDOW_BYTES if file.sequential else _LEAST_BYTES, file.size)
-        self._on_node = file.spans is not None and file.spans.node is not None
         if file.spans is not None and len(self._ranges) > 1 and file.size > SMALL_BYTES:
             file.spans.announce(file, [(start, stop - start) for start, stop in self._ranges])
 
@@ -194,13 +192,14 @@ class _RangeFile(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> Any:
-        left = max(0, self._file.size - self._position)
-        length = left if size is None or size < 0 else min(size, left)
-        if not length:
+        start = min(self._position, self._file.size)
+        stop = self._file.size if size is None or size < 0 else min(start + size, self._file.size)
+        if start == stop:
             return b""
-        data = self._bytes(self._position, length)
-        self._position += length
-        return data
+        if not self._first <= start <= stop <= self._first + len(self._held):
+            self._first, self._held = self._around(start, stop)
+        self._position = stop
+        return self._held[start - self._first : stop - self._first]
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
@@ -208,32 +207,27 @@ class _RangeFile(io.RawIOBase):
         view[: len(data)] = data
         return len(data)
 
-    def _bytes(self, start: int, length: int) -> Any:
-        stop = start + length
-        first, held = self._held
-        last = first + len(held)
-        if not first <= start <= stop <= last:
-            first, held = self._held = self._around(start, stop, first, last, held)
-        return held[start - first : stop - first]
-
-    def _around(self, start: int, stop: int, first: int, last: int, held: memoryview) -> tuple[int, memoryview]:
-        """(position, bytes) that hold [start, stop); `held` are the bytes [first, last) of the file."""
-        file = self._file
+    def _around(self, start: int, stop: int) -> tuple[int, memoryview]:
+        """(position, bytes) that hold [start, stop)."""
+        file, spans, held = self._file, self._file.spans, self._held
         if file.size <= SMALL_BYTES:
             return 0, self._read(0, file.size)
         for low, high in self._ranges:
             if low <= start and stop <= high:
                 return low, self._read(low, high - low)
-        if not (held and first <= start <= last):
+        last = self._first + len(held)
+        if not (held and self._first <= start <= last):
             self._window = self._least
             return start, self._read(start, min(max(stop - start, self._window), file.size - start))
         self._window = min(2 * self._window, WINDOW_BYTES)
         length = min(max(stop - last, self._window), file.size - last)
-        # Without a cache on the node it is a stream, and nothing of it is to stay in memory.
-        more = self._read(last, length) if self._on_node else memoryview(file.fetch(last, length))
-        if file.sequential and self._on_node and file.spans is not None and last + length < file.size:
-            file.spans.announce(file, [(last + length, min(WINDOW_BYTES, file.size - last - length))])
-        kept = held[start - first :]
+        if spans is None or spans.node is None:  # a stream, and nothing of it is to stay in memory
+            more = memoryview(file.fetch(last, length))
+        else:
+            more = self._read(last, length)
+            if file.sequential and last + length < file.size:
+                spans.announce(file, [(last + length, min(WINDOW_BYTES, file.size - last - length))])
+        kept = held[start - self._first :]
         return start, memoryview(bytes(kept) + bytes(more)) if kept else more
 
     def _read(self, start: int, length: int) -> memoryview:
@@ -243,23 +237,17 @@ class _RangeFile(io.RawIOBase):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Listing:
-    """The files of one dataset, sorted by name; columns, not objects, for there may be a million.
-
-    names: n relative POSIX paths below `root`, unique, in code point order; sizes: int64[n] bytes;
-    mtimes: int64[n] nanoseconds, or numbers made of versions; sources: what stores know the files by, None where they
-    are local; pin: the commit that the listing is of, where the store has such a thing; others: what this one was
-    selected from, where that has more files.
-    """
+    """The files of one dataset, sorted by name; columns, not objects, for there may be a million."""
 
     root: str
-    names: list[str]
-    sizes: npt.NDArray[np.int64]
-    mtimes: npt.NDArray[np.int64]
-    sources: list[Source] | None = None
-    pin: str = ""
-    others: Listing | None = None
+    names: list[str]  # [n] POSIX paths below `root`, unique, in code point order
+    sizes: npt.NDArray[np.int64]  # [n] bytes
+    mtimes: npt.NDArray[np.int64]  # [n] nanoseconds, or numbers made of versions
+    sources: list[Source] | None = None  # what stores know the files by, None where they are local
+    pin: str = ""  # the commit that was listed, where the store has such a thing
+    others: Listing | None = None  # what this one was selected from, where that has more files
 
-    def file(self, index: int, spans: Spans | None = None, *, sequential: bool = False) -> StoredFile:
+    def file(self, index: int, spans: Ranges | None = None, *, sequential: bool = False) -> StoredFile:
         size, stamp = int(self.sizes[index]), int(self.mtimes[index])
         if self.sources is None:
             return StoredFile(os.path.join(self.root, self.names[index]), size, stamp)
@@ -276,10 +264,11 @@ class Listing:
         """The files at the positions `keep`, ascending."""
         if len(keep) == len(self.names):
             return self
-        names, sources = [self.names[i] for i in keep], None
-        if self.sources is not None:
-            sources = [self.sources[i] for i in keep]
-        return Listing(self.root, names, self.sizes[keep], self.mtimes[keep], sources, self.pin, self.others or self)
+        sources = None if self.sources is None else [self.sources[i] for i in keep]
+        names, others = [self.names[i] for i in keep], self.others or self
+        return replace(
+            self, names=names, sizes=self.sizes[keep], mtimes=self.mtimes[keep], sources=sources, others=others
+        )
 
     def accept(self, index: int, file: StoredFile) -> None:
         """Takes the time or version of `file`, whose content is that of the file listed."""
@@ -295,16 +284,10 @@ def is_remote(path: str) -> bool:
 
 
 def local_path(path: str) -> str:
-    """`path` as a local path or pattern.
-
-    Raises:
-        DataError: a URI of a store that this version cannot read.
-    """
+    """`path`, which may be a file:// URI, as a local path or pattern."""
     uri = _URI.match(path)
     if uri is None:
         return os.path.expanduser(path)
-    if uri[1].lower() != "file":
-        raise DataError(f"'{shown(path)}' lies in a store, where a local path was expected; copy it first")
     if uri[2] not in ("", "localhost"):
         raise DataError(f"'{path}' names the host '{uri[2]}', and file:// is local only; write file:///folder/file")
     return unquote(path[uri.end() :])
@@ -313,9 +296,8 @@ def local_path(path: str) -> str:
 def list_files(path: str) -> Listing:
     """All regular files behind `path`, sorted by name; at least one.
 
-    A file gives itself; a folder all files below it; a glob (``*``, ``?``, ``[..]``, ``**`` for any depth) what
-    matches, matching folders in full. Names that start with ``.`` or ``_`` are skipped unless `path` spells the
-    character out. Links are followed and every real folder is read once, so loops of links end.
+    A file gives itself; a folder all files below it; a glob what matches, see `zephon.data.patterns`. Links are
+    followed, and every real folder is read under one name only, so loops of links end.
 
     Raises:
         DataError: nothing there, a store that cannot be reached, or a folder or link that cannot be followed.
@@ -325,22 +307,25 @@ def list_files(path: str) -> Listing:
     local = local_path(path)
     try:
         if os.path.isdir(local):
-            root, found = local, dict(_files_below(local, ""))
+            root, found = local, _walk(local, "")
         elif os.path.lexists(local):
-            root, found = os.path.dirname(local), {os.path.basename(local): _size_and_mtime(_stat_regular(local))}
-        elif _MAGIC.search(local):
-            root, found = _expand_glob(local)
+            root, found = os.path.dirname(local), {os.path.basename(local): _size_and_mtime(local)}
+        elif MAGIC.search(local):
+            folder, pattern = split_pattern(local)
+            root = folder or ("/" if local.startswith("/") else "")
+            found = _walk(root, pattern) if os.path.isdir(root or ".") else {}
         else:
             raise DataError(f"'{local}' does not exist; {_hint(local)}")
     except OSError as error:
         raise DataError(f"cannot list '{error.filename or local}': {_reason(error)}; check its permissions") from error
     if not found:
-        raise DataError(f"'{local}' holds no files (names that start with '.' or '_' are skipped); check the path")
-    for name in found:
-        # File names are bytes to the system; Arrow and the fingerprint need text.
-        if not name.isascii() and not _encodes(name):
-            raise DataError(f"the file name {name!r} below '{root}' is not valid UTF-8; rename it")
+        raise _no_files(local)
     names = sorted(found)
+    try:
+        "\0".join(names).encode()
+    except UnicodeEncodeError:  # file names are bytes to the system; Arrow and the fingerprint need text
+        bad = next(name for name in names if not name.isascii() and name.encode(errors="replace").decode() != name)
+        raise DataError(f"the file name {bad!r} below '{root}' is not valid UTF-8; rename it") from None
     sizes = np.fromiter((found[name][0] for name in names), np.int64, len(names))
     mtimes = np.fromiter((found[name][1] for name in names), np.int64, len(names))
     return Listing(root, names, sizes, mtimes)
@@ -350,11 +335,15 @@ def _list_remote(uri: str) -> Listing:
     place, path = store_of(uri)
     found = attempt(lambda: place.list(path), place, f"the listing of '{shown(uri)}'", is_first=True)
     if not found.files:
-        raise DataError(f"'{shown(uri)}' holds no files (names that start with '.' or '_' are skipped); check the path")
+        raise _no_files(shown(uri))
     names, sizes, versions, keys = map(list, zip(*sorted(found.files), strict=True))
     sources = [Source(place, key, version) for key, version in zip(keys, versions, strict=True)]
     stamps = np.fromiter(map(_stamp, versions), np.int64, len(names))
     return Listing(found.root.rstrip("/"), names, np.array(sizes, np.int64), stamps, sources, found.pin)
+
+
+def _no_files(path: str) -> DataError:
+    return DataError(f"'{path}' holds no files (names that start with '.' or '_' are skipped); check the path")
 
 
 def _stamp(version: str) -> int:
@@ -366,115 +355,53 @@ def _reason(error: OSError) -> str:
     return os.strerror(error.errno) if error.errno else str(error).partition("\n")[0]
 
 
-def _hidden(name: str, pattern: str = "") -> bool:
-    return name[0] in "._" and pattern[:1] != name[0]
-
-
-def _stat_regular(path: str) -> os.stat_result:
+def _size_and_mtime(path: str | os.DirEntry[str]) -> tuple[int, int]:
+    """(bytes, nanoseconds) of a regular file; a fifth of the memory of all that the system tells."""
     try:
         found = os.stat(path)
     except OSError as error:
-        raise DataError(f"cannot read '{path}': {_reason(error)}; restore the file, or remove a broken link") from error
+        raise DataError(
+            f"cannot read '{os.fspath(path)}': {_reason(error)}; restore the file, or remove a broken link"
+        ) from error
     if not stat.S_ISREG(found.st_mode):
-        raise DataError(f"'{path}' is not a regular file; a dataset consists of files")
-    return found
+        raise DataError(f"'{os.fspath(path)}' is not a regular file; a dataset consists of files")
+    return found.st_size, found.st_mtime_ns
 
 
-def _size_and_mtime(found: os.stat_result) -> tuple[int, int]:
-    return found.st_size, found.st_mtime_ns  # a fifth of the memory of the whole
-
-
-def _folders_below(root: str, top: str) -> Iterator[tuple[str, list[os.DirEntry[str]]]]:
-    """`top` (relative to `root`) and every folder below it, once each, with its visible entries that are no folders.
+def _walk(root: str, pattern: str) -> dict[str, tuple[int, int]]:
+    """(bytes, mtime_ns) by name relative to `root` of the files below it that match; pipes and sockets are no data.
 
     Links to folders are followed after all real folders, in name order: which of two paths to one folder gives its
     files their names must not depend on the order in which the system lists them.
     """
-    seen: set[tuple[int, int]] = set()
-    folders, links = [top], list[str]()
+    wanted = Pattern(pattern)
+    found: dict[str, tuple[int, int]] = {}
+    folders, links = [("", wanted.start)], list[tuple[str, frozenset[int]]]()
+    seen: set[tuple[int, int, frozenset[int]]] = set()
+    taken: set[tuple[int, int, str]] = set()
     while folders or links:
         if not folders:
-            links.sort(reverse=True)
+            links.sort(key=lambda link: link[0], reverse=True)
             folders.append(links.pop())
-        folder = folders.pop()
+        folder, states = folders.pop()
         path = os.path.join(root, folder) or "."
         identity = os.stat(path)
-        if (identity.st_dev, identity.st_ino) in seen:
+        if (identity.st_dev, identity.st_ino, states) in seen:
             continue
-        seen.add((identity.st_dev, identity.st_ino))
-        files: list[os.DirEntry[str]] = []
+        seen.add((identity.st_dev, identity.st_ino, states))
         with os.scandir(path) as entries:
             for entry in entries:
-                if _hidden(entry.name):
+                after = wanted.step(states, entry.name)
+                name = os.path.join(folder, entry.name)
+                file = (identity.st_dev, identity.st_ino, entry.name)
+                if not after:
                     continue
                 if entry.is_dir():
-                    (links if entry.is_symlink() else folders).append(os.path.join(folder, entry.name))
-                else:
-                    files.append(entry)
-        yield folder, files
-
-
-def _files_below(root: str, top: str) -> Iterator[tuple[str, tuple[int, int]]]:
-    """(name relative to `root`, (size, mtime_ns)) of every regular file below `top`; pipes and sockets are no data."""
-    for folder, entries in _folders_below(root, top):
-        for entry in entries:
-            try:
-                found = entry.stat()
-            except OSError as error:
-                raise DataError(
-                    f"cannot read '{entry.path}': {_reason(error)}; restore the file, or remove a broken link"
-                ) from error
-            if stat.S_ISREG(found.st_mode):
-                yield os.path.join(folder, entry.name), _size_and_mtime(found)
-
-
-def _expand_glob(pattern: str) -> tuple[str, dict[str, tuple[int, int]]]:
-    """The folder before the first wildcard, and the files that match, named relative to it.
-
-    Not `glob.glob`: its ``**`` follows loops of links until the path is too long for the system.
-    """
-    parts = pattern.split("/")
-    first = next(i for i, part in enumerate(parts) if _MAGIC.search(part))
-    root = "/".join(parts[:first]) or ("/" if pattern.startswith("/") else "")
-    wanted = [part for part in parts[first:] if part]
-    while wanted and wanted[-1] == "**":  # a matching folder is listed in full anyway
-        wanted.pop()
-    matches = {""}
-    for part in wanted:
-        matches = {match for folder in matches for match in _matching(root, folder, part)}
-    found: dict[str, tuple[int, int]] = {}
-    for match in matches:
-        path = os.path.join(root, match)
-        if os.path.isdir(path):
-            found.update(_files_below(root, match))
-        else:
-            found[match] = _size_and_mtime(_stat_regular(path))
-    return root, found
-
-
-def _matching(root: str, folder: str, part: str) -> Iterator[str]:
-    """What one part of a pattern matches in `folder` (all relative to `root`)."""
-    path = os.path.join(root, folder) or "."
-    if not os.path.isdir(path):
-        return
-    if part == "**":
-        for below, _ in _folders_below(root, folder):
-            yield below
-    elif _MAGIC.search(part):
-        with os.scandir(path) as entries:
-            for entry in entries:
-                if fnmatchcase(entry.name, part) and not _hidden(entry.name, part):
-                    yield os.path.join(folder, entry.name)
-    elif os.path.lexists(os.path.join(path, part)):
-        yield os.path.join(folder, part)
-
-
-def _encodes(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+                    (links if entry.is_symlink() else folders).append((name, after))
+                elif wanted.matches(after) and file not in taken and (entry.is_file() or entry.is_symlink()):
+                    taken.add(file)
+                    found[name] = _size_and_mtime(entry)
+    return found
 
 
 def _hint(path: str) -> str:

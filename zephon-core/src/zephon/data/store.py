@@ -6,19 +6,18 @@ stores themselves are in `zephon.data.clients` (obstore, fsspec) and `zephon.dat
 
 from __future__ import annotations
 
-import difflib
 import logging
 import os
 import random
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
+from zephon.data.patterns import MAGIC, select_names, split_pattern
 from zephon.errors import DataError
 
 __all__ = [
@@ -30,12 +29,8 @@ __all__ = [
     "StoreFault",
     "Unavailable",
     "attempt",
-    "fetch",
-    "first_line",
-    "select_names",
+    "check_length",
     "shown",
-    "split_pattern",
-    "store_of",
 ]
 
 _log = logging.getLogger(__name__)
@@ -48,11 +43,6 @@ FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 0.25, 20.0
 ATTEMPT_SECONDS = 60.0
 """Longest time that one request may take."""
 
-_ALIASES = {
-    "s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az",
-}  # fmt: skip
-_SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf")
-_MAGIC = re.compile(r"[*?\[]")
 _NUMBERED = re.compile(r"\{(\d+)\.\.(\d+)\}")
 _MAX_NUMBERED = 1 << 20
 _HEADS_AT_ONCE = 16
@@ -74,7 +64,7 @@ _T = TypeVar("_T")
 
 
 class StoreFault(Exception):
-    """A request that gave no sound answer.
+    """A request without a sound answer.
 
     Attributes:
         kind: "passing" (asking again will help), "unclear" (it may), "denied" (401, 403), "missing" (404), "changed"
@@ -87,7 +77,7 @@ class StoreFault(Exception):
 
 
 class Unavailable(DataError):
-    """A store did not give what was asked for, and asking again has been tried."""
+    """A store did not answer, however often it was asked."""
 
 
 class Changed(Exception):
@@ -95,17 +85,11 @@ class Changed(Exception):
 
 
 class Found(NamedTuple):
-    """What a listing found.
+    """The result of a listing."""
 
-    Attributes:
-        root: URI that names are relative to.
-        files: (name below the root, bytes, version or "", key in the store) of each object.
-        pin: the commit that was listed, or "".
-    """
-
-    root: str
-    files: list[tuple[str, int, str, str]]
-    pin: str = ""
+    root: str  # URI that names are relative to
+    files: list[tuple[str, int, str, str]]  # (name below the root, bytes, version or "", key in the store)
+    pin: str = ""  # the commit that was listed
 
 
 class Store:
@@ -121,7 +105,7 @@ class Store:
         if self.scheme in ("http", "https"):
             return self._list_numbered(path)
         key = self._key(path)
-        if key and not _MAGIC.search(key):
+        if key and not MAGIC.search(key):
             try:
                 size, version = self.head(key)
             except StoreFault as fault:
@@ -156,10 +140,13 @@ class Store:
         except StoreFault:
             raise
         except Exception as error:
-            raise StoreFault(_kind(error), first_line(error)) from error
+            # Of an error that goes on with its history the first line, without signed queries.
+            line = next(iter(str(error).strip().splitlines()), "")
+            reason = f"{type(error).__name__}: {re.sub(r'[?][^ ]+', '', line)}"[:240]
+            raise StoreFault(_kind(error), reason) from error
 
     def _key(self, path: str) -> str:
-        """The key, or pattern of keys, that a path means."""
+        """The key, or pattern of keys, of a path."""
         raise NotImplementedError
 
     def _find(self, folder: str) -> Iterable[tuple[str, int, str]]:
@@ -209,61 +196,15 @@ class Source(NamedTuple):
     version: str
 
 
-_lock = threading.Lock()
-_stores: dict[tuple[str, str], Store] = {}
+def attempt(request: Callable[[], _T], store: Store, what: str, *, is_first: bool = False) -> _T:
+    """The answer to `request`, asked again while that makes sense, within `DEADLINE_SECONDS`.
 
-
-def store_of(uri: str) -> tuple[Store, str]:
-    """The store that `uri` lies in, and what follows the scheme.
-
-    Raises:
-        DataError: a scheme that is unknown, or no bucket.
-    """
-    from zephon.data.clients import new_store
-
-    scheme, _, path = uri.partition("://")
-    kind = _ALIASES.get(scheme.lower(), scheme.lower())
-    if kind not in _SCHEMES:
-        from fsspec import available_protocols
-
-        if kind not in available_protocols():
-            near = difflib.get_close_matches(kind, [*_SCHEMES, *available_protocols()], n=1)
-            hint = f"did you mean {near[0]}://?" if near else "copy or mount the dataset locally"
-            known = ", ".join(f"{name}://" for name in _SCHEMES)
-            raise DataError(
-                f"stores of kind {scheme}:// are not supported ('{shown(uri)}'); known are {known} and what fsspec "
-                f"reads; {hint}"
-            )
-    bucket = ""
-    if kind in ("s3", "gs", "az"):
-        bucket, _, key = path.partition("/")
-        bucket = bucket.partition("@")[0]  # abfss://container@account.dfs.core.windows.net/path
-        path = f"{bucket}/{key}"
-        if not bucket:
-            raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
-    with _lock:
-        if (kind, bucket) not in _stores:
-            _stores[kind, bucket] = new_store(kind, bucket)
-        return _stores[kind, bucket], path
-
-
-def fetch(source: Source, uri: str, size: int, start: int, length: int) -> Any:
-    """`length` bytes from `start` as a buffer, however often that takes, within `DEADLINE_SECONDS`.
+    Args:
+        is_first: nothing is known of the object yet, so it can be neither gone nor `Changed`.
 
     Raises:
         Changed: the object is not what was listed.
         Unavailable: gone, refused, or still failing at the deadline.
-    """
-    store, key, version = source
-    what = f"bytes {start:,} to {start + length:,} of '{shown(uri)}'"
-    return attempt(lambda: store.get(key, start, length, version, size), store, what)
-
-
-def attempt(request: Callable[[], _T], store: Store, what: str, *, is_first: bool = False) -> _T:
-    """The answer to `request`, asked again while that makes sense; errors as those of `fetch`.
-
-    Args:
-        is_first: nothing is known of the object yet, so it can be neither gone nor `Changed`.
     """
     began, wait, kinds = time.monotonic(), FIRST_WAIT_SECONDS, list[str]()
     while True:
@@ -272,8 +213,7 @@ def attempt(request: Callable[[], _T], store: Store, what: str, *, is_first: boo
         except StoreFault as error:
             fault = error
         kinds.append(fault.kind)
-        tries, spent, pause = len(kinds), time.monotonic() - began, 0.0
-        why = ""
+        tries, spent, pause, why = len(kinds), time.monotonic() - began, 0.0, ""
         if fault.kind in ("passing", "unclear"):
             deadline = FIRST_DEADLINE_SECONDS if is_first and fault.kind == "unclear" else DEADLINE_SECONDS
             # Jitter around a doubling wait: ranks that were turned away together must not come back together.
@@ -283,35 +223,37 @@ def attempt(request: Callable[[], _T], store: Store, what: str, *, is_first: boo
                     f"{fault.reason}, in {tries} tries over {spent:.0f} s; check the store and the network, then start "
                     "again, the run goes on from its last checkpoint"
                 )
+        elif fault.kind == "missing" and is_first:
+            why = f"there is no such thing ({fault.reason}); check the path, with its bucket or repository and revision"
         elif fault.kind == "missing":
-            why = f"the object is gone ({fault.reason}); a dataset must not change during a run, so restore it or "
-            why += "start a new run"
-            if is_first:
-                why = f"there is no such thing ({fault.reason}); check the path, with its bucket or repository and "
-                why += "revision"
+            why = f"the object is gone ({fault.reason}); restore it or start a new run"
         elif fault.kind == "refused" or (fault.kind == "changed" and is_first):
             why = fault.reason
-        elif kinds.count(fault.kind) == 2:  # asked for twice before it is believed
+        elif kinds.count(fault.kind) == 2:  # asked twice before it is believed
             if fault.kind == "changed":
                 raise Changed(fault.reason) from fault
-            why = f"access is refused ({fault.reason}); renew the credentials of this store and start again, the run "
-            why += "goes on from its last checkpoint"
+            why = (
+                f"access is refused ({fault.reason}); renew the credentials of this store and start again, the run "
+                "goes on from its last checkpoint"
+            )
         if why:
             raise Unavailable(f"{what} cannot be read: {why}") from fault
         if fault.kind in ("denied", "changed") or tries == 3:  # of expired credentials some say that the request is bad
             store.renew()
         level = logging.WARNING if tries in (3, 10) else logging.DEBUG
         _log.log(level, "%s: %s; asked again in %.1f s", what, fault.reason, pause)
-        _sleep(pause, what)
+        _pause(pause, what)
 
 
-def _sleep(seconds: float, what: str) -> None:
-    """Sleeps, unless the process is ending, which threads that read ahead must not hold up."""
-    until = time.monotonic() + seconds
-    while (left := until - time.monotonic()) > 0:
-        if not threading.main_thread().is_alive():
-            raise Unavailable(f"{what} is not read any more, for the process is ending")
-        time.sleep(min(left, 0.1))
+def _pause(seconds: float, what: str) -> None:
+    """Waits, unless the process is ending, which threads that read ahead must not hold up."""
+    main = threading.main_thread()
+    if threading.current_thread() is main:
+        time.sleep(seconds)
+    else:
+        main.join(seconds)
+        if not main.is_alive():
+            raise Unavailable(f"{what} cannot be read: the process is ending")
 
 
 def _kind(error: BaseException) -> str:
@@ -323,10 +265,11 @@ def _kind(error: BaseException) -> str:
     return next((_KINDS[cls.__name__] for cls in type(error).__mro__ if cls.__name__ in _KINDS), "unclear")
 
 
-def first_line(error: BaseException) -> str:
-    """The first line of an error's text, which may go on with its history; without signed queries."""
-    line = next(iter(str(error).strip().splitlines()), "")
-    return f"{type(error).__name__}: {re.sub(r'[?][^ ]+', '', line)}"[:240]
+def check_length(data: Any, length: int) -> Any:
+    """Refuses an answer of another length."""
+    if len(data) != length:
+        raise StoreFault("passing", f"{len(data):,} bytes came where {length:,} were asked for")
+    return data
 
 
 def shown(uri: str) -> str:
@@ -336,40 +279,6 @@ def shown(uri: str) -> str:
         return uri
     host, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
-
-
-def split_pattern(path: str) -> tuple[str, str]:
-    """(the folder before the first wildcard, without a slash at its end; the pattern below it, "**" for a folder)."""
-    parts = path.split("/")
-    first = next((n for n, part in enumerate(parts) if _MAGIC.search(part)), len(parts))
-    return "/".join(parts[:first]).rstrip("/"), "/".join(parts[first:]) or "**"
-
-
-def select_names(paths: Iterable[str], folder: str, pattern: str) -> list[str]:
-    """Those of `paths` that lie below `folder` and match there, relative to it; the rules are those of local folders.
-
-    ``*``, ``?`` and ``[..]`` match within a name, ``**`` any number of folders, and a folder that matches means all
-    that is below it.
-    """
-    start = f"{folder}/" if folder else ""
-    wanted = [part for part in pattern.split("/") if part]
-    names = (path[len(start) :] for path in paths if path.startswith(start))
-    return [name for name in names if _matches(wanted, name.split("/"))]
-
-
-def _matches(pattern: Sequence[str], parts: Sequence[str]) -> bool:
-    if not pattern:
-        return all(map(_visible, parts))
-    if pattern[0] == "**":
-        return _matches(pattern[1:], parts) or (bool(parts) and _visible(parts[0]) and _matches(pattern, parts[1:]))
-    if not parts or not fnmatchcase(parts[0], pattern[0]):
-        return False
-    return (_visible(parts[0]) or parts[0][:1] == pattern[0][0]) and _matches(pattern[1:], parts[1:])
-
-
-def _visible(part: str) -> bool:
-    """Hidden names are no data, and empty ones only mark a folder."""
-    return part[:1] not in ("", ".", "_")
 
 
 def _expanded(path: str) -> list[str]:

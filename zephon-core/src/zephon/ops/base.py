@@ -26,36 +26,32 @@ __all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work for any worker.
-
-    Attributes:
-        run: makes the block.
-        nbytes: about how many bytes it moves; small jobs are not worth handing over.
-        origins: int64[n, 3], for each of the n records to come, chunk, position and token from which it and all that
-            follow can be made with nothing before it; -1 where there is no such place. With ensure_mixture there are
-            the `skips` of a `Pointer` besides.
-        fresh: whether nothing was held when the first of these records was begun, so that the orderer ends its buffer
-            before it: then the lane can be entered there.
-    """
+    """Work for any worker."""
 
     run: Callable[[], RecordBlock]
+    # About how many bytes it moves; small jobs are not worth handing over.
     nbytes: int
+    # int64[n, 3]: for each of the n records, chunk, position and token from which it and all that follow can be made
+    # with nothing before it, or -1; with ensure_mixture, the `skips` of a `Pointer` besides.
     origins: np.ndarray
+    # Nothing was held when the first of these records was begun: the orderer ends its buffer before it, and the lane
+    # can be entered there.
     fresh: bool = False
 
 
 @dataclass(slots=True)
 class PackCounts:
-    """What packers did.
+    """How documents were packed.
 
     Attributes:
         records: records cut.
-        tokens: real tokens in them.
+        tokens: real tokens in them; the other places are padding.
         documents: documents taken that have tokens.
         oversized: those of them that are longer than a record.
         split: those of them that are in more than one record.
         dropped: those of them that were kept out, being longer than a record.
         dropped_tokens: tokens of the dropped ones.
+        slots: places for tokens in the records; counted once the packers are asked for a report.
     """
 
     records: int = 0
@@ -65,15 +61,24 @@ class PackCounts:
     split: int = 0
     dropped: int = 0
     dropped_tokens: int = 0
+    slots: int = 0
+
+    @property
+    def efficiency(self) -> float:
+        """Real tokens per place; 1 before the first record."""
+        return self.tokens / self.slots if self.slots else 1.0
+
+    @property
+    def padding(self) -> float:
+        """Share of places that are padded."""
+        return 1.0 - self.efficiency
 
 
 class Packer(Protocol):
     """Accumulator that cuts a lane's documents into records."""
 
-    records: int
-    """Records cut so far."""
-    tokens_left_out: int
-    """Tokens that did not fill a last record."""
+    records: int  # cut so far
+    tokens_left_out: int  # tokens that did not fill a last record
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take the next documents."""
@@ -93,21 +98,13 @@ class Packer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Work for any worker: records in their final order.
-
-    Attributes:
-        run, nbytes: as in `Job`.
-        records: how many records.
-        origin: int64[1, 3], where these records can be made again from, nothing before it needed: one of the `origins`
-            of a `Job`. No line where they cannot.
-        buffer: number of their buffer in the window.
-    """
+    """Work for any worker: records in their final order."""
 
     run: Callable[[], RecordBlock]
-    nbytes: int
-    records: int
-    origin: np.ndarray
-    buffer: int
+    nbytes: int  # as in `Job`
+    records: int  # how many
+    origin: np.ndarray  # int64[1, 3]: one of the `origins` of a `Job`, or int64[0, 3]
+    buffer: int  # number of their buffer in the window
 
 
 class Orderer(Protocol):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from zephon.config.keys import Positive, check_keys, key
 from zephon.errors import PipelineError
@@ -13,6 +14,8 @@ __all__ = ["Batch"]
 @dataclass(frozen=True)
 class Batch:
     """Give out records in microbatches; see the fields."""
+
+    kind: ClassVar[str] = "batch"
 
     microbatch_size: Positive = key(doc="Records per microbatch; it never changes the order of records.")
     drop_last: bool = key(

@@ -2,9 +2,9 @@
 
     length(text) >= 200 and language in ["en", "de"] and not contains(url, "spam") and score > 0.5
 
-The language is described in docs/operators.md. It is a part of Python's own grammar, so `ast` parses it; a visitor
-turns the tree into functions over columns, and nothing is ever evaluated as Python. A comparison with null is null, and
-a row is kept only where the whole is true.
+The language is described in docs/operators.md. It is a part of Python's own grammar, so `ast` parses it; the tree is
+turned into functions over columns, and nothing is ever evaluated as Python. A comparison with null is null, and a row
+is kept only where the whole is true.
 """
 
 from __future__ import annotations
@@ -24,19 +24,10 @@ import pyarrow.compute as pc
 from zephon.columns.arrow import column_of, one_chunk, string_array, true_mask
 from zephon.columns.damage import shown_value
 from zephon.errors import PipelineError
-from zephon.ops.rows import (
-    FAILED,
-    RowOperator,
-    Rows,
-    check_operator,
-    each_row,
-    missing_column,
-    one_line,
-    python_rows,
-)
+from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, one_line, python_rows, require_columns
 from zephon.ops.typing import in_halves
 
-__all__ = ["FUNCTIONS", "Expression", "Filter"]
+__all__ = ["Expression", "Filter"]
 
 _Columns = Mapping[str, Any]
 _Compute = Callable[[_Columns], Any]
@@ -77,15 +68,16 @@ class Filter(RowOperator):
         if isinstance(self.condition, str):
             object.__setattr__(self, "condition", Expression(self.condition))
         if isinstance(self.condition, Expression):
-            for name, value in (("columns", self.columns), ("runner", self.runner)):
-                if value is not None:
-                    raise PipelineError(
-                        f"filter {name} is {value!r}, which is for functions; an expression says itself which columns "
-                        "it reads, and is evaluated where the rows are."
-                    )
+            if self.columns is not None or self.runner is not None:
+                raise PipelineError(
+                    f"filter columns is {self.columns!r} and runner {self.runner!r}; expected None for both: they are "
+                    "for functions, and an expression says itself which columns it reads."
+                )
             object.__setattr__(self, "columns", self.condition.columns)
         elif not callable(self.condition):
-            raise PipelineError(f"filter takes an expression or a function of a row; {self.condition!r} is given.")
+            raise PipelineError(
+                f"filter condition is {self.condition!r}; expected an expression or a function of a row."
+            )
         check_operator(self)
 
     @property
@@ -124,20 +116,17 @@ class Expression:
     """
 
     def __init__(self, text: str) -> None:
-        if not isinstance(text, str) or not text.strip():
-            raise PipelineError(f"the filter is {text!r}; an expression such as 'length(text) > 100' is needed.")
+        if not text.strip():
+            raise PipelineError(f"the filter is {text!r}; expected an expression such as 'length(text) > 100'.")
         self.text = text
         parser = _Parser(text)
-        self._compute = parser.whole()
+        self._compute = parser.parse()
         self.columns: tuple[str, ...] = tuple(dict.fromkeys(parser.columns))
         if not self.columns:
             raise PipelineError(f'the filter "{text}" names no column, so it is the same for every row.')
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Expression, (self.text,)
-
-    def __repr__(self) -> str:
-        return f"Expression({self.text!r})"
 
     def kept(self, table: pa.Table, on_fault: Callable[[int, str], None]) -> np.ndarray:
         """The rows of `table` to keep, int64[k], ascending.
@@ -149,9 +138,7 @@ class Expression:
         Raises:
             PipelineError: a column is missing, or columns of these types cannot be computed with.
         """
-        for name in self.columns:
-            if name not in table.column_names:
-                raise PipelineError(f'the filter "{self.text}" {missing_column(name, table.column_names)}')
+        require_columns(table, self.columns, f'the filter "{self.text}"')
         columns = {name: one_chunk(table.column(name)) for name in self.columns}
 
         def part(start: int, stop: int) -> np.ndarray:
@@ -173,9 +160,7 @@ class Expression:
 
     def _mask(self, columns: _Columns, count: int) -> np.ndarray:
         """bool[count]: which rows pass."""
-        kept = self._compute(columns)
-        if pa.types.is_null(kept.type):
-            return np.zeros(count, dtype=bool)
+        kept = _null_as(pa.bool_(), self._compute(columns))
         if not pa.types.is_boolean(kept.type):
             raise PipelineError(
                 f'the filter "{self.text}" gives {kept.type} and not true or false; compare the value with something.'
@@ -183,7 +168,7 @@ class Expression:
         return np.full(count, bool(kept.as_py())) if isinstance(kept, pa.Scalar) else true_mask(kept)
 
 
-class _Parser(ast.NodeVisitor):
+class _Parser:
     """From a text to a function from columns to an Arrow array or scalar.
 
     Names and texts are blanked before Python's parser sees them, character by character, so that words of Python are
@@ -194,15 +179,15 @@ class _Parser(ast.NodeVisitor):
         self.columns: list[str] = []
         self._text = text.strip()
         self._names: dict[int, list[str]] = {}
-        self._texts: dict[tuple[int, int], str] = {}
+        self._texts: dict[tuple[int, int | None], str] = {}
 
-    def whole(self) -> _Compute:
+    def parse(self) -> _Compute:
         try:
             tree = ast.parse(self._blanked(), mode="eval")
         except SyntaxError as error:
             at = error.offset - 1 if error.offset else len(self._text)
             self._refuse(at, f"this cannot be parsed ({error.msg})")
-        return self.visit(tree.body)
+        return self._compiled(tree.body)
 
     def _blanked(self) -> str:
         parts, at = [], 0
@@ -231,108 +216,108 @@ class _Parser(ast.NodeVisitor):
             at = match.end()
         return "".join(parts)
 
-    def _refuse(self, at: int, why: str) -> NoReturn:
+    def _refuse(self, place: ast.expr | int, why: str) -> NoReturn:
+        at = place if isinstance(place, int) else place.col_offset
         match = _TOKEN.match(self._text, at)
         seen = repr(match[0] if match else self._text[at]) if at < len(self._text) else "the end"
         raise PipelineError(f'the filter "{self._text}" is not an expression: at character {at + 1} ({seen}) {why}.')
 
-    def generic_visit(self, node: ast.AST) -> NoReturn:
-        self._refuse(getattr(node, "col_offset", 0), "a column, a value or a parenthesis is needed")
+    def _compiled(self, node: ast.expr) -> _Compute:
+        match node:
+            case ast.BoolOp(op, values):
+                function = pc.or_kleene if isinstance(op, ast.Or) else pc.and_kleene
+                parts = [self._compiled(value) for value in values]
+                return lambda columns: reduce(function, (_null_as(pa.bool_(), part(columns)) for part in parts))
+            case ast.UnaryOp(ast.Not(), operand):
+                negated = self._compiled(operand)
+                return lambda columns: pc.invert(_null_as(pa.bool_(), negated(columns)))
+            case ast.Constant() | ast.UnaryOp(ast.USub(), ast.Constant()):
+                scalar = _scalar(self._value(node))
+                return lambda columns: scalar
+            case ast.UnaryOp(ast.USub(), operand):
+                positive = self._compiled(operand)
+                return lambda columns: pc.negate_checked(positive(columns))
+            case ast.BinOp(left, op, right) if type(op) in _ARITHMETIC:
+                return self._both(_ARITHMETIC[type(op)], left, right)
+            case ast.Compare(left, [op], [right]):
+                return self._comparison(op, left, right)
+            case ast.Compare():
+                self._refuse(node.comparators[1], "comparisons cannot be chained; join them with and")
+            case ast.Call(ast.Name()):
+                return self._call(node)
+            case ast.Name():
+                path = self._names[node.col_offset]
+                self.columns.append(path[0])
+                return lambda columns: _column(columns, path)
+        self._refuse(node, "a column, a value or a parenthesis is needed")
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> _Compute:
-        function = pc.or_kleene if isinstance(node.op, ast.Or) else pc.and_kleene
-        parts = [self.visit(value) for value in node.values]
-        return lambda columns: reduce(function, (_null_as(pa.bool_(), part(columns)) for part in parts))
+    def _both(self, function: Callable[[Any, Any], Any], left: ast.expr, right: ast.expr) -> _Compute:
+        one, other = self._compiled(left), self._compiled(right)
+        return lambda columns: function(one(columns), other(columns))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> _Compute:
-        if isinstance(node.op, ast.USub) and isinstance(node.operand, ast.Constant):
-            return _constant(self._value(node))
-        inner = self.visit(node.operand)
-        if isinstance(node.op, ast.Not):
-            return lambda columns: pc.invert(_null_as(pa.bool_(), inner(columns)))
-        if isinstance(node.op, ast.USub):
-            return lambda columns: pc.negate_checked(inner(columns))
-        return self.generic_visit(node)
-
-    def visit_BinOp(self, node: ast.BinOp) -> _Compute:
-        if type(node.op) not in _ARITHMETIC:
-            return self.generic_visit(node)
-        function, left, right = _ARITHMETIC[type(node.op)], self.visit(node.left), self.visit(node.right)
-        return lambda columns: function(left(columns), right(columns))
-
-    def visit_Compare(self, node: ast.Compare) -> _Compute:
-        left, operator, other = self.visit(node.left), node.ops[0], node.comparators[0]
-        if len(node.ops) > 1:
-            self._refuse(node.comparators[1].col_offset, "comparisons cannot be chained; join them with and")
+    def _comparison(self, operator: ast.cmpop, left: ast.expr, right: ast.expr) -> _Compute:
+        if type(operator) in _COMPARE:
+            function = _COMPARE[type(operator)]
+            return self._both(lambda one, other: _compared(function, one, other), left, right)
+        value = self._compiled(left)
         if isinstance(operator, ast.Is | ast.IsNot):
-            if not (isinstance(other, ast.Constant) and other.value is None):
-                self._refuse(other.col_offset, '"null" is needed after is')
+            if not (isinstance(right, ast.Constant) and right.value is None):
+                self._refuse(right, '"null" is needed after is')
             check = pc.is_null if isinstance(operator, ast.Is) else pc.is_valid
-            return lambda columns: check(left(columns))
-        if isinstance(operator, ast.In | ast.NotIn):
-            among = self._list(other)
-            if isinstance(operator, ast.In):
-                return lambda columns: _is_in(left(columns), among)
-            return lambda columns: pc.invert(_is_in(left(columns), among))
-        function, right = _COMPARE[type(operator)], self.visit(other)
-        return lambda columns: _compared(function, left(columns), right(columns))
+            return lambda columns: check(value(columns))
+        among = [self._value(item) for item in right.elts] if isinstance(right, ast.List) else []
+        kinds = {str if isinstance(item, str) else type(item) in (int, float) for item in among}
+        if kinds not in ({str}, {True}):
+            self._refuse(right, "a list needs values, all numbers or all texts")
+        if isinstance(operator, ast.In):
+            return lambda columns: _is_in(value(columns), among)
+        return lambda columns: pc.invert(_is_in(value(columns), among))
 
-    def visit_Call(self, node: ast.Call) -> _Compute:
-        at, given = node.func.col_offset, len(node.args)
-        name = ".".join(self._names.get(at, ["?"]))
-        if not isinstance(node.func, ast.Name) or name not in FUNCTIONS:
-            near = difflib.get_close_matches(name, FUNCTIONS, n=1)
-            hint = f"did you mean {near[0]}" if near else f"there are {', '.join(FUNCTIONS)}"
-            self._refuse(at, f"there is no such function; {hint}")
-        function: Callable[..., Any] = FUNCTIONS[name]
-        wanted = 1 + (name in _WITH_TEXT)
-        if given != wanted:
-            self._refuse(at, f"{name} takes {wanted} argument{'s' * (wanted > 1)}, and {given} are given")
-        value, options = self.visit(node.args[0]), {}
-        if wanted > 1:
+    def _call(self, node: ast.Call) -> _Compute:
+        name = ".".join(self._names[node.func.col_offset])
+        if name not in _FUNCTIONS:
+            near = difflib.get_close_matches(name, _FUNCTIONS, n=1)
+            hint = f"did you mean {near[0]}" if near else f"there are {', '.join(_FUNCTIONS)}"
+            self._refuse(node, f"there is no such function; {hint}")
+        function, expected = _FUNCTIONS[name], 1 + (name in _WITH_TEXT)
+        if len(node.args) != expected:
+            self._refuse(
+                node, f"{name} takes {expected} argument{'s' * (expected > 1)}, and {len(node.args)} are given"
+            )
+        value, options = self._compiled(node.args[0]), {}
+        if name in _WITH_TEXT:
             options["pattern"] = self._value(node.args[1])
             try:
                 function(column_of(["a"]), **options)
             except (pa.ArrowException, TypeError) as error:
-                self._refuse(node.args[1].col_offset, f"{name} cannot take this ({one_line(error)})")
-        if name == "abs":
-            return lambda columns: function(value(columns))
-        return lambda columns: function(_null_as(pa.large_string(), value(columns)), **options)
-
-    def visit_Name(self, node: ast.Name) -> _Compute:
-        path = self._names[node.col_offset]
-        self.columns.append(path[0])
-        return lambda columns: _column(columns, path)
-
-    def visit_Constant(self, node: ast.Constant) -> _Compute:
-        return _constant(self._value(node))
+                self._refuse(node.args[1], f"{name} cannot take this ({one_line(error)})")
+        null_type = pa.int64() if name == "abs" else pa.large_string()
+        return lambda columns: function(_null_as(null_type, value(columns)), **options)
 
     def _value(self, node: ast.expr) -> Any:
         """The value of a constant, with a sign or without."""
-        negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
-        constant = node.operand if isinstance(node, ast.UnaryOp) and negative else node
-        value: Any = constant.value if isinstance(constant, ast.Constant) else ...
-        if isinstance(value, str):  # two texts next to each other are one for Python
-            value = self._texts.get((constant.col_offset, constant.end_col_offset or 0), ...)
-        if negative and type(value) in (int, float):
-            value = -value
-        elif negative or not isinstance(value, str | int | float | None):
-            return self.generic_visit(node)
+        value: Any = ...
+        match node:
+            case ast.Constant(str()):  # two texts next to each other are one for Python
+                value = self._texts.get((node.col_offset, node.end_col_offset), ...)
+            case ast.Constant(bool() | int() | float() | None):
+                value = node.value
+            case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as number)) if not isinstance(number, bool):
+                value = -number
+        if value is ...:
+            self._refuse(node, "a column, a value or a parenthesis is needed")
         if isinstance(value, int) and not _LEAST <= value <= _MOST:
-            self._refuse(node.col_offset, "whole numbers go from -2**63 to 2**64 - 1; write a greater one as 1e30")
+            self._refuse(node, "whole numbers go from -2**63 to 2**64 - 1; write a greater one as 1e30")
         return value
-
-    def _list(self, node: ast.expr) -> list[Any]:
-        values = [self._value(item) for item in node.elts] if isinstance(node, ast.List) else []
-        kinds = {str if isinstance(value, str) else type(value) in (int, float) for value in values}
-        if kinds not in ({str}, {True}):
-            self._refuse(node.col_offset, "a list needs values, all numbers or all texts")
-        return values
 
 
 def _null_as(kind: pa.DataType, value: Any) -> Any:
     """A column of nothing but nulls as one of a type that Arrow's functions take."""
     return pc.cast(value, kind) if pa.types.is_null(value.type) else value
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
 
 
 def _float(value: Any) -> Any:
@@ -343,16 +328,12 @@ def _float(value: Any) -> Any:
     return pc.cast(value, pa.float64(), safe=False)
 
 
-def _is_number(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_floating(kind)
-
-
 def _alike(left: Any, right: Any) -> tuple[Any, Any]:
     """Whole numbers next to floats as floats."""
     one, other = left.type, right.type
-    if _is_number(one) and _is_number(other) and pa.types.is_floating(one) != pa.types.is_floating(other):
-        return (left, _float(right)) if pa.types.is_floating(one) else (_float(left), right)
-    return left, right
+    if pa.types.is_floating(one) and pa.types.is_integer(other):
+        return left, _float(right)
+    return (_float(left), right) if pa.types.is_integer(one) and pa.types.is_floating(other) else (left, right)
 
 
 def _compared(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -393,9 +374,7 @@ def _column(columns: _Columns, path: Sequence[str]) -> Any:
         value = pc.struct_field(value, indices=[value.type.get_field_index(name)])
     if pa.types.is_dictionary(value.type):
         value = pc.cast(value, value.type.value_type)
-    if pa.types.is_string_view(value.type):
-        return pc.cast(value, pa.large_string())
-    return pc.cast(value, pa.float32()) if pa.types.is_float16(value.type) else value
+    return pc.cast(value, pa.large_string()) if pa.types.is_string_view(value.type) else value
 
 
 def _is_in(value: Any, among: list[Any]) -> Any:
@@ -416,10 +395,9 @@ def _is_in(value: Any, among: list[Any]) -> Any:
     return pc.if_else(pc.is_valid(value), pc.is_in(value, value_set=allowed), pa.nulls(1, pa.bool_())[0])
 
 
-def _constant(value: Any) -> _Compute:
+def _scalar(value: Any) -> pa.Scalar:
     is_large = isinstance(value, int) and value > _MOST >> 1
-    scalar = (_numbers([value], pa.uint64()) if is_large else column_of([value]))[0]  # pa.scalar would import pandas
-    return lambda columns: scalar
+    return (_numbers([value], pa.uint64()) if is_large else column_of([value]))[0]  # pa.scalar would import pandas
 
 
 def _numbers(values: list[Any], kind: pa.DataType) -> pa.Array:
@@ -450,13 +428,12 @@ _WITH_TEXT: dict[str, Callable[..., Any]] = {
     "matches": pc.match_substring_regex,
     "count": pc.count_substring,
 }
-FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
     "length": _length,
     "bytes": pc.binary_length,
     "lower": pc.utf8_lower,
     "upper": pc.utf8_upper,
     "trim": pc.utf8_trim_whitespace,
     "abs": pc.abs,
-    **_WITH_TEXT,
+    **_WITH_TEXT,  # of a text in quotes besides, `pattern`
 }
-"""By name: what computes it of a column, and for some of a text in quotes besides, `pattern`."""

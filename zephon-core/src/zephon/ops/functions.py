@@ -15,7 +15,7 @@ from zephon.columns.arrow import int64_array, one_chunk, values_of
 from zephon.columns.faults import reason_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import name_of
-from zephon.ops.rows import FAILED, ROW_COLUMN, NotRows, Rows, UserOperator, each_row, python_rows, require
+from zephon.ops.rows import FAILED, ROW_COLUMN, Rows, UserOperator, each_row, python_rows, require_columns
 from zephon.ops.typing import Types, column_as, columns_of, in_halves
 
 __all__ = ["MapBatches", "MapTransform", "Operator", "rows_given"]
@@ -51,27 +51,24 @@ class MapTransform(UserOperator):
 
     def apply(self, rows: Rows) -> None:
         results = each_row(rows, self, self.transform, python_rows(rows, self))
-        kinds = set(map(type, results))
         given, source = results, np.arange(len(results))
         # A look at all names together is quicker than one at those of each row, and mostly enough.
-        if kinds != {dict} or not _are_names(set().union(*results)):
-            given, places = [], []
+        if set(map(type, results)) != {dict} or not _are_names(set().union(*results)):
+            given = []
+            places: list[int] = []
             for index, result in enumerate(results):
                 try:
-                    made = [] if result is FAILED else rows_given(result)
-                except NotRows as error:
-                    rows.fail(index, self.label, error)
-                    continue
-                given += made
-                places += [index] * len(made)
+                    given += [] if result is FAILED else rows_given(result)
+                except TypeError as error:
+                    rows.fail(index, self.label, str(error))
+                places += [index] * (len(given) - len(places))
             source = np.array(places, dtype=np.int64)
             rows.take(source)
         unfit: set[int] = set()
 
         def fail(index: int, reason: str) -> None:
-            if int(source[index]) not in unfit:
-                unfit.add(int(source[index]))
-                rows.fail(index, self.label, reason)
+            unfit.add(int(source[index]))
+            rows.fail(index, self.label, reason)
 
         columns = columns_of(given, dict(self.types), fail, before=rows.table, complete=self.probed)
         for name, column in columns.items():
@@ -82,35 +79,32 @@ class MapTransform(UserOperator):
 
 def _checked_types(types: Any) -> Types:
     """Names and Arrow types; PipelineError for anything else."""
-    made = []
     try:
-        for name, one in types.items() if isinstance(types, Mapping) else types or ():
-            kind = pa.type_for_alias(one) if isinstance(one, str) else one
-            if not isinstance(name, str) or not isinstance(kind, pa.DataType):
-                raise TypeError
-            made.append((name, pa.large_string() if pa.types.is_string(kind) else kind))
+        kinds = {name: pa.type_for_alias(kind) if isinstance(kind, str) else kind for name, kind in dict(types).items()}
+        if not all(isinstance(name, str) and isinstance(kind, pa.DataType) for name, kind in kinds.items()):
+            raise TypeError
     except (TypeError, ValueError):
         raise PipelineError(
-            f"map_transform types is {types!r}; types of Arrow by the names of columns are needed, such as "
+            f"map_transform types is {types!r}; expected types of Arrow by the names of columns, such as "
             '{"score": "float64"}.'
         ) from None
-    return tuple(made)
+    return tuple((name, pa.large_string() if pa.types.is_string(kind) else kind) for name, kind in kinds.items())
 
 
 def rows_given(result: Any) -> list[Mapping[str, Any]]:
     """The rows in the result of a function of a row.
 
     Raises:
-        NotRows: it is neither a dict, nor several, nor None, or names a column as none is named.
+        TypeError: it is neither a dict, nor several, nor None, or has an invalid name of a column.
     """
-    made = [] if result is None else result if isinstance(result, list) else [result]
-    for row in made:
+    rows = [] if result is None else result if isinstance(result, list) else [result]
+    for row in rows:
         if not isinstance(row, Mapping):
-            raise NotRows(f"it gave {type(row).__name__}; a dict, a list of dicts or None is needed")
+            raise TypeError(f"it gave {type(row).__name__}; expected a dict, a list of dicts or None")
         if not _are_names(row):
             wrong = next(name for name in row if not _are_names([name]))
-            raise NotRows(f"it gave a column named {wrong!r:.40}; a text other than {ROW_COLUMN!r} is needed")
-    return made
+            raise TypeError(f"it gave a column named {wrong!r:.40}; expected a text other than {ROW_COLUMN!r}")
+    return rows
 
 
 def _are_names(names: Any) -> bool:
@@ -196,32 +190,20 @@ class MapBatches(UserOperator):
         return self.transform.prototype if isinstance(self.transform, _PerThread) else self.transform
 
     def apply(self, rows: Rows) -> None:
-        require(rows, self)
+        require_columns(rows.table, self.columns, self.label)
         table = rows.table if self.columns is None else rows.table.select(list(self.columns))
         if ROW_COLUMN in table.column_names:
             raise PipelineError(f"{self.label}: the data has a column {ROW_COLUMN}, which is kept for its own use.")
         numbered = table.append_column(ROW_COLUMN, int64_array(np.arange(table.num_rows, dtype=np.int64)))
-        failures: list[Exception] = []
 
         def part(start: int, stop: int) -> tuple[pa.Table, np.ndarray]:
-            try:
-                result = self.transform(numbered.slice(start, stop - start))
-            except Exception as error:
-                failures.append(error)
-                raise
-            return self._checked(result, start, stop)
+            return self._checked(self.transform(numbered.slice(start, stop - start)), start, stop)
 
-        before = len(rows.failed)
         parts = in_halves(part, 0, table.num_rows, lambda row, error: rows.fail(row, self.label, error))
-        if failures and len(rows.failed) == before:
-            raise PipelineError(
-                f"{self.label} raised over some rows together ({reason_of(failures[0])}), but over none of them alone; "
-                "what it does may not depend on how rows are put together."
-            ) from failures[0]
-        made = [self._typed(rows, *one) for one in parts] or [(table.slice(0, 0), np.empty(0, dtype=np.int64))]
-        result = pa.concat_tables([table for table, _ in made], promote_options="permissive")
+        typed = [self._typed(rows, *one) for one in parts] or [(table.slice(0, 0), np.empty(0, dtype=np.int64))]
+        result = pa.concat_tables([table for table, _ in typed], promote_options="permissive")
         others = [name for name in rows.table.column_names if name not in {*table.column_names, *result.column_names}]
-        rows.take(np.concatenate([source for _, source in made]))
+        rows.take(np.concatenate([source for _, source in typed]))
         for name in others:  # what it does not get stays as it is
             result = result.append_column(name, rows.table.column(name))
         rows.table = result
@@ -233,7 +215,7 @@ class MapBatches(UserOperator):
             PipelineError: it is no table, or does not say which rows its rows came from.
         """
         if not isinstance(result, pa.Table):
-            raise PipelineError(f"{self.label} gave {type(result).__name__}; a pyarrow.Table is needed.")
+            raise PipelineError(f"{self.label} gave {type(result).__name__}; expected a pyarrow.Table.")
         if ROW_COLUMN not in result.column_names:
             if result.num_rows != stop - start:
                 raise PipelineError(
@@ -242,14 +224,12 @@ class MapBatches(UserOperator):
                 )
             return result, np.arange(start, stop)
         column = one_chunk(result.column(ROW_COLUMN))
-        if not pa.types.is_integer(column.type) or column.null_count:
-            raise PipelineError(
-                f'{self.label} gave a column "{ROW_COLUMN}" of {column.type}; whole numbers are needed.'
-            )
-        source = values_of(column.cast(pa.int64()))
+        is_valid = pa.types.is_integer(column.type) and not column.null_count
+        source = values_of(column.cast(pa.int64())) if is_valid else np.array([stop])
         if len(source) and not (source[0] >= start and source[-1] < stop and (np.diff(source) >= 0).all()):
             raise PipelineError(
-                f'{self.label} gave rows in another order, or of numbers it did not get in "{ROW_COLUMN}".'
+                f'{self.label} gave a column "{ROW_COLUMN}" with other values than it got, or in another order; '
+                "expected those of its rows, ascending."
             )
         return result.drop_columns([ROW_COLUMN]), source
 
@@ -258,10 +238,8 @@ class MapBatches(UserOperator):
         unfit: set[int] = set()
 
         def fail(index: int, reason: str) -> None:
-            row = int(source[index])
-            if row not in unfit:
-                unfit.add(row)
-                rows.fail(row, self.label, reason)
+            unfit.add(int(source[index]))
+            rows.fail(int(source[index]), self.label, reason)
 
         for name, kind in self.types:
             at = result.schema.get_field_index(name)

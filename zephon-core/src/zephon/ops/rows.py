@@ -11,6 +11,7 @@ import difflib
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, ClassVar
 
 import numpy as np
@@ -38,20 +39,8 @@ class RowFailure(Exception):
     """The first row that cannot be used, where that ends the run. Never leaves this package."""
 
     def __init__(self, place: int, operator: str, reason: str) -> None:
-        super().__init__(reason)
+        super().__init__(place, operator, reason)  # all of them, for pickle
         self.place, self.operator, self.reason = place, operator, reason
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return RowFailure, (self.place, self.operator, self.reason)
-
-
-class NotRows(Exception):
-    """What a function gave in place of rows, in words. Never leaves this package."""
-
-
-def reason_for(error: BaseException | str) -> str:
-    """Why a row cannot be used, in words."""
-    return str(error) if isinstance(error, str | NotRows) else reason_of(error)
 
 
 @dataclass(slots=True)
@@ -62,7 +51,7 @@ class Rows:
         table: the columns, m rows.
         places: int64[m], ascending: which row of the block each came from; several may come from one.
         skips: leave rows out that cannot be used, rather than raise.
-        failed: (place, operator, reason) of the rows left out.
+        failed: (place, operator, reason) of the rows left out; of one place the first counts.
     """
 
     table: pa.Table
@@ -86,8 +75,7 @@ class Rows:
         Raises:
             RowFailure: the first such row ends the run.
         """
-        reason = reason_for(error)
-        place = int(self.places[index])
+        place, reason = int(self.places[index]), error if isinstance(error, str) else reason_of(error)
         if not self.skips:
             raise RowFailure(place, operator, reason) from (error if isinstance(error, BaseException) else None)
         self.failed.append((place, operator, reason))
@@ -98,12 +86,16 @@ class Rows:
         self.table = self.table.append_column(name, column) if at < 0 else self.table.set_column(at, name, column)
 
     def as_dicts(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """The rows as Python values."""
-        names = list(columns) if columns is not None else self.table.column_names
-        if not names or not self.table.num_rows:
-            return [{} for _ in range(self.table.num_rows)]
-        values = [self.table.column(name).to_pylist() for name in names]
-        return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
+        """The rows as Python values, all columns or some."""
+        return dicts_of(self.table if columns is None else self.table.select(list(columns)))
+
+
+def dicts_of(table: pa.Table) -> list[dict[str, Any]]:
+    """The rows of a table as Python values."""
+    if not table.num_columns:
+        return [{} for _ in range(table.num_rows)]
+    names, values = table.column_names, [column.to_pylist() for column in table.columns]
+    return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
 class RowOperator:
@@ -142,14 +134,14 @@ class RowOperator:
         """What `function` does, as it was when first asked: what an object keeps while it works is not part of it."""
         known: str | None = self.__dict__.get("_code")
         if known is None:
-            known, unseen = identity_of(self.function)
+            known, opaque = identity_of(self.function)
             object.__setattr__(self, "_code", known)
-            if unseen:
+            if opaque:
                 _log.warning(
-                    "%s carries values that a fingerprint cannot describe (%s), so a restore will not notice when they "
-                    "are others; give the function, or its class, an attribute version, a text that changes with them.",
+                    "%s has parts that a fingerprint cannot describe (%s), so a restore does not notice a change of "
+                    "them; give the function, or its class, an attribute version, a text that changes with them.",
                     self.label,
-                    ", ".join(unseen),
+                    ", ".join(opaque),
                 )
         return known
 
@@ -202,7 +194,7 @@ def apply_all(operators: Iterable[RowOperator], rows: Rows) -> None:
 
 
 def check_operator(operator: Any) -> None:
-    """Checks the fields that row operators have in common; PipelineError for values that they cannot have."""
+    """Checks the fields that row operators have in common; PipelineError for an invalid value."""
     check_runner(operator.kind, operator.runner)
     for what in ("columns", "datasets"):
         if what in operator.__dataclass_fields__:
@@ -215,14 +207,14 @@ def check_names(operator: str, what: str, names: Any) -> tuple[str, ...] | None:
         return None
     listed = (names,) if isinstance(names, str) else tuple(names) if isinstance(names, Iterable) else ()
     if not listed or not all(isinstance(name, str) and name for name in listed):
-        raise PipelineError(f"{operator} {what} is {names!r}; a list of names is needed.")
+        raise PipelineError(f"{operator} {what} is {names!r}; expected a list of names.")
     return listed
 
 
 def check_runner(operator: str, runner: Any) -> None:
     """PipelineError for an unknown runner of an operator."""
     if runner not in (None, "process", "threads"):
-        raise PipelineError(f'{operator} runner is {runner!r}; "process", "threads" or None is needed.')
+        raise PipelineError(f'{operator} runner is {runner!r}; expected "process", "threads" or None.')
 
 
 def one_line(error: BaseException) -> str:
@@ -237,24 +229,27 @@ def missing_column(name: str, existing: Sequence[str]) -> str:
     return f'needs the column "{name}", which is not there{hint}'
 
 
-def require(rows: Rows, operator: RowOperator) -> None:
-    """PipelineError unless the rows have the columns that an operator reads."""
-    for name in operator.columns or ():
-        if name not in rows.table.column_names:
-            raise PipelineError(f"{operator.label} {missing_column(name, rows.table.column_names)}")
+def require_columns(table: pa.Table, columns: Iterable[str] | None, label: str) -> None:
+    """PipelineError unless a table has the columns that an operator reads."""
+    for name in columns or ():
+        if name not in table.column_names:
+            raise PipelineError(f"{label} {missing_column(name, table.column_names)}")
 
 
 def python_rows(rows: Rows, operator: RowOperator) -> list[dict[str, Any]]:
     """The rows as Python values, for a function; without those that have none, such as a date in the year 30,000."""
-    require(rows, operator)
+    require_columns(rows.table, operator.columns, operator.label)
+    table = rows.table if operator.columns is None else rows.table.select(list(operator.columns))
+    bad: list[int] = []
 
-    def part(start: int, stop: int) -> tuple[np.ndarray, list[dict[str, Any]]]:
-        some = Rows(rows.table.slice(start, stop - start), rows.places[start:stop])
-        return np.arange(start, stop), some.as_dicts(operator.columns)
+    def fail(row: int, error: Exception) -> None:
+        bad.append(row)
+        rows.fail(row, operator.label, error)
 
-    parts = in_halves(part, 0, rows.table.num_rows, lambda row, error: rows.fail(row, operator.label, error))
-    rows.take(np.concatenate([np.empty(0, dtype=np.int64), *(indices for indices, _ in parts)]))
-    return [row for _, some in parts for row in some] if len(parts) > 1 else parts[0][1] if parts else []
+    parts = in_halves(lambda start, stop: dicts_of(table.slice(start, stop - start)), 0, table.num_rows, fail)
+    if bad:
+        rows.take(np.delete(np.arange(table.num_rows), bad))
+    return list(chain.from_iterable(parts))
 
 
 def each_row(rows: Rows, operator: RowOperator, function: Callable[[Any], Any], values: list[Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from msgspec import Meta
@@ -24,6 +24,8 @@ _NO_ORIGIN = np.empty((0, 3), dtype=np.int64)
 @dataclass(frozen=True)
 class Shuffle:
     """Collect records in a buffer and give them out in random order; see the fields."""
+
+    kind: ClassVar[str] = "shuffle"
 
     buffer_size: Positive = key(doc="Records over all lanes together; each lane gets buffer_size / L, at least one.")
     seed: Annotated[int, Meta(title="an integer")] = key(0, "Keys the order.")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +22,7 @@ from zephon.errors import PipelineError
 from zephon.ops.documents import DocumentWorker, Emitted
 from zephon.ops.functions import MapTransform, rows_given
 from zephon.ops.identity import name_of
-from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_all, reason_for, require
+from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_all, require_columns
 from zephon.ops.typing import Types, columns_of
 
 __all__ = ["Stateful", "StatefulStage", "StatefulTransform", "Window"]
@@ -73,8 +74,8 @@ class StatefulTransform(UserOperator):
         for name in ("init_state", "push", "flush"):
             if not callable(getattr(self.transform, name, None)):
                 raise PipelineError(
-                    f"stateful_transform takes an object with init_state, push and flush, and "
-                    f"{name_of(self.transform)} has no {name}; build it on zephon.ops.Stateful."
+                    f"stateful_transform takes an object with init_state, push and flush; {name_of(self.transform)} "
+                    f"has no {name}. Build it on zephon.ops.Stateful."
                 )
         super().__post_init__()
 
@@ -87,10 +88,7 @@ class StatefulTransform(UserOperator):
         return [MapTransform(function, types=self.made, probed=bool(self.made), **options)]
 
     def begin(self, where: str = "") -> Any:
-        """The state of a window that starts.
-
-        Args:
-            where: the window in words, for a message.
+        """The state of a window that starts; `where` names the window in messages.
 
         Raises:
             PipelineError: init_state failed.
@@ -105,7 +103,7 @@ class StatefulTransform(UserOperator):
             ) from error
 
     def pushed(self, state: Any, row: dict[str, Any]) -> list[dict[str, Any]]:
-        """The rows given for a row; raises what push raises, and `NotRows`."""
+        """The rows given for a row; raises what push raises, and TypeError where it gives no rows."""
         return [dict(each) for each in rows_given(self.transform.push(state, row))]
 
     def flushed(self, state: Any, where: str = "") -> list[dict[str, Any]]:
@@ -120,7 +118,7 @@ class StatefulTransform(UserOperator):
             raise
         except Exception as error:
             raise PipelineError(
-                f"{self.label}: flush failed{where} ({reason_for(error)}); it is of no single row, so that none can be "
+                f"{self.label}: flush failed{where} ({reason_of(error)}); it is of no single row, so that none can be "
                 "left out."
             ) from error
 
@@ -129,11 +127,10 @@ class StatefulTransform(UserOperator):
     ) -> tuple[pa.Table, np.ndarray]:
         """(table of the given rows that fit the types, int64[k] their numbers); `fail` is called for the others."""
         unfit: dict[int, str] = {}
-        columns = columns_of(given, dict(types), unfit.__setitem__, complete=bool(types))
+        table = pa.table(columns_of(given, dict(types), unfit.__setitem__, complete=bool(types)))
         for number in sorted(unfit):
             fail(number, unfit[number])
-        kept = np.array([n for n in range(len(given)) if n not in unfit], dtype=np.int64)
-        table = pa.table(columns)
+        kept = np.delete(np.arange(len(given), dtype=np.int64), list(unfit))
         return table.take(int64_array(kept)) if unfit else table, kept
 
     def apply(self, rows: Rows) -> None:
@@ -144,49 +141,43 @@ class StatefulTransform(UserOperator):
 
     def window_of(self, rows: Rows) -> None:
         """The rows as a window of their own, without what workers make of them."""
-        require(rows, self)
+        require_columns(rows.table, self.columns, self.label)
         state = self.begin()
         given: list[dict[str, Any]] = []
         source: list[int] = []
         for index, row in enumerate(rows.as_dicts(self.columns)):
             try:
-                made = self.pushed(state, row)
+                given += self.pushed(state, row)
             except MemoryError:
                 raise
             except Exception as error:
                 rows.fail(index, self.label, error)
-                continue
-            given += made
-            source += [index] * len(made)
-        left = self.flushed(state)
+            source += [index] * (len(given) - len(source))
         of_rows = len(given)
+        given += self.flushed(state)
+        source += [len(rows.places) - 1] * (len(given) - of_rows)
 
         def fail(number: int, reason: str) -> None:
             if number >= of_rows:
                 raise PipelineError(f"{self.label}: {reason}. It came from flush.")
             rows.fail(source[number], self.label, reason)
 
-        rows.table, kept = self.table_of([*given, *left], self.types, fail)
-        rows.places = rows.places[np.array(source + [len(rows.places) - 1] * len(left), dtype=np.int64)[kept]]
+        rows.table, kept = self.table_of(given, self.types, fail)
+        rows.places = rows.places[np.array(source, dtype=np.int64)[kept]]
 
 
 _Given = tuple[dict[str, Any], int, int, int]
 """A row that was given: itself, the dataset and row it counts as made of, and the place of that in its block."""
+_Prepared = tuple[RowBlock, list[list[dict[str, Any]]], Emitted]
 
 
 @dataclass(slots=True)
 class Window:
-    """What a lane's stage remembers of the window it is in.
+    """What a lane's stage remembers of the window it is in."""
 
-    Attributes:
-        state: the user's.
-        emitted: rows given so far.
-        last: dataset and row of the last row pushed; None before the first.
-    """
-
-    state: Any
-    emitted: int = 0
-    last: tuple[int, int] | None = None
+    state: Any  # the user's
+    emitted: int = 0  # rows given so far
+    last: tuple[int, int] | None = None  # dataset and row of the last row pushed
 
 
 class StatefulStage:
@@ -218,20 +209,19 @@ class StatefulStage:
         """
         return Window(self._spec.begin(f" for window {number} of lane {lane}"))
 
-    def prepare(self, block: RowBlock) -> tuple[RowBlock, list[list[dict[str, Any]]], Emitted]:
-        """The stateless half before it: rows as Python values, by part, and their account."""
+    def prepare(self, block: RowBlock) -> _Prepared:
+        """The stateless half before it: the block's rows, also as Python values by part, and their account."""
         parts, emitted = self.before.prepared(block)
         values = []
         for dataset, rows in parts:
             is_pushed = self._pushed[dataset] and rows.table.num_rows
             if is_pushed:
-                require(rows, self._spec)
+                require_columns(rows.table, self._spec.columns, self._spec.label)
             values.append(rows.as_dicts(self._spec.columns if is_pushed else None))
-        return replace_parts(block, parts), values, emitted
+        block = replace(block, parts=[RowPart(dataset, rows.table, rows.places) for dataset, rows in parts])
+        return block, values, emitted
 
-    def push(
-        self, window: Window, prepared: tuple[RowBlock, list[list[dict[str, Any]]], Emitted], first: int
-    ) -> Emitted:
+    def push(self, window: Window, prepared: _Prepared, first: int) -> Emitted:
         """The rows that come of a block's, `first` being the first chunk of the window.
 
         Raises:
@@ -252,22 +242,22 @@ class StatefulStage:
             if place not in emitted.failed:
                 failed.append((place, self._spec.label, reason))
 
-        for place, dataset, row in sorted(rows, key=lambda item: item[0]):
+        for place, dataset, row in sorted(rows, key=itemgetter(0)):
             number = int(block.row[place])
-            made = [row]
+            items = [row]
             if self._pushed[dataset]:
                 window.last = dataset, number
                 try:
-                    made = self._spec.pushed(window.state, row)
+                    items = self._spec.pushed(window.state, row)
                 except MemoryError:  # which no row is to blame for
                     raise
                 except Exception as error:
-                    fail(place, reason_for(error), error)
+                    fail(place, reason_of(error), error)
                     continue
-            given += [(item, dataset, number, place) for item in made]
+            given += [(item, dataset, number, place) for item in items]
         emitted.rows = self._block(window, given, first, lambda item, reason: fail(item[3], reason))
         if failed:
-            failed.sort(key=lambda item: item[0])
+            failed.sort(key=itemgetter(0))
             at = block.dataset[sorted({place for place, _, _ in failed})]
             emitted.rows_failed = emitted.rows_failed + np.bincount(at, minlength=len(self._names))
             emitted.faults = (*emitted.faults, *self.before.faults_of(replace(block, lost=()), failed))
@@ -294,28 +284,23 @@ class StatefulStage:
         """Given rows as columns; `fail` is called for those that do not fit their types, in order."""
         of = np.array([item[1] for item in given], dtype=np.int32)
         reasons: dict[int, str] = {}
-        made: list[tuple[int, pa.Table, np.ndarray]] = []
+        tables: list[tuple[int, pa.Table, np.ndarray]] = []
         for dataset in np.unique(of).tolist():
             places = np.flatnonzero(of == dataset)
-            rows = [given[place][0] for place in places.tolist()]
             unfit: dict[int, str] = {}
+            rows = [given[place][0] for place in places.tolist()]
             table, kept = self._spec.table_of(rows, self._types[dataset], unfit.__setitem__)
             reasons |= {int(places[n]): reason for n, reason in unfit.items()}
-            made.append((dataset, table, places[kept]))
+            tables.append((dataset, table, places[kept]))
         for place in sorted(reasons):
             fail(given[place], reasons[place])
-        sound = np.array([n for n in range(len(given)) if n not in reasons], dtype=np.int64)
+        sound = np.delete(np.arange(len(given), dtype=np.int64), list(reasons))
         position = np.arange(window.emitted, window.emitted + len(sound), dtype=np.int64)
         window.emitted += len(sound)
         return RowBlock(
-            parts=[RowPart(dataset, table, np.searchsorted(sound, places)) for dataset, table, places in made],
+            parts=[RowPart(dataset, table, np.searchsorted(sound, places)) for dataset, table, places in tables],
             dataset=of[sound],
             row=np.array([given[n][2] for n in sound.tolist()], dtype=np.int64),
             chunk=first,
             position=position,
         )
-
-
-def replace_parts(block: RowBlock, parts: Sequence[tuple[int, Rows]]) -> RowBlock:
-    """The block with other rows in it."""
-    return replace(block, parts=[RowPart(dataset, rows.table, rows.places) for dataset, rows in parts])

@@ -5,47 +5,42 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import column_of, one_chunk
 from zephon.columns.template import Template, fill_in, template_of
+from zephon.config.keys import Column, Prose, check_keys, key
 from zephon.errors import PipelineError, RecipeError
-from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, require, text_or_faults
+from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, require_columns, text_or_faults
 
 __all__ = ["DecodeText", "TextTemplate"]
 
 
 @dataclass(frozen=True)
 class DecodeText(RowOperator):
-    """Turn a column of bytes into text.
-
-    Attributes:
-        field: the column.
-        encoding: "utf-8", or any other that Python knows.
-        errors: what happens to bytes that are no such text: "replace" puts U+FFFD in their place, "ignore" leaves them
-            out, "strict" makes the row one that cannot be used.
-        datasets: names of the datasets to decode, or None for all.
-    """
+    """Turn a column of bytes into text."""
 
     kind: ClassVar[str] = "decode_text"
-    field: str = "text"
-    encoding: str = "utf-8"
-    errors: str = "replace"
+    field: Column = key("text", "The column.")
+    encoding: str = key("utf-8", "An encoding that Python knows.")
+    errors: Literal["replace", "ignore", "strict"] = key(
+        "replace",
+        'Bytes that are not such text: "replace" puts U+FFFD in their place, "ignore" leaves them out, "strict" makes '
+        "the row one that cannot be used.",
+    )
     datasets: Sequence[str] | None = None
+    """Names of the datasets to decode, or None for all."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.field, str) or not self.field:
-            raise PipelineError(f"decode_text field is {self.field!r}; the name of a column is needed.")
-        if self.errors not in ("replace", "ignore", "strict"):
-            raise PipelineError(f'decode_text errors is {self.errors!r}; "replace", "ignore" or "strict" is needed.')
+        check_keys(self, PipelineError, "decode_text ")
         try:
             b"a".decode(self.encoding)  # refuses codecs that are of no text, such as zlib
-        except (LookupError, TypeError, ValueError):
+        except (LookupError, ValueError):
             raise PipelineError(
-                f"decode_text encoding is {self.encoding!r}; the name of a text encoding is needed."
+                f"decode_text encoding is {self.encoding!r}; expected the name of a text encoding."
             ) from None
         check_operator(self)
 
@@ -61,13 +56,13 @@ class DecodeText(RowOperator):
         return f"decode_text {self.field} {self.encoding} {self.errors} {self.datasets}"
 
     def apply(self, rows: Rows) -> None:
-        require(rows, self)
+        require_columns(rows.table, self.columns, self.label)
         column = one_chunk(rows.table.column(self.field))
         kind = column.type
         if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_null(kind):
             return
         if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind)):
-            raise PipelineError(f"{self.label}: the column holds {kind}; bytes or text is needed.")
+            raise PipelineError(f"{self.label}: the column holds {kind}; expected bytes or text.")
         if self.encoding.lower().replace("_", "-") in ("utf-8", "utf8"):
             with suppress(pa.ArrowInvalid):
                 # Looks at every byte, much faster than Python.
@@ -80,43 +75,36 @@ class DecodeText(RowOperator):
             return text
 
         texts = each_row(rows, self, decode, column.to_pylist())
-        sound = np.array([text is not FAILED for text in texts], dtype=bool)
-        made = column_of([None if text is FAILED else text for text in texts])
-        rows.set_column(self.field, made.cast(pa.large_string()))
-        return rows.keep(sound)
+        decoded = column_of([None if text is FAILED else text for text in texts])
+        rows.set_column(self.field, decoded.cast(pa.large_string()))
+        return rows.keep(np.array([text is not FAILED for text in texts], dtype=bool))
 
 
 @dataclass(frozen=True)
 class TextTemplate(RowOperator):
-    """Make the text of a document from several columns: `"# {title}\\n\\n{body}"`.
-
-    Attributes:
-        template: text in which {name} stands for the value of a column, {{ and }} for braces. A null is no text; where
-            all columns named are null, so is the result.
-        into: the column to make.
-        datasets: names of the datasets to use it on, or None for all.
-    """
+    """Make the text of a document from several columns: `"# {title}\\n\\n{body}"`."""
 
     kind: ClassVar[str] = "text_template"
-    template: str
-    into: str = "text"
+    template: Prose = key(
+        doc="Text in which {name} stands for the value of a column, {{ and }} for braces. A null is no text; where all "
+        "columns named are null, so is the result.",
+    )
+    into: Column = key("text", "The column to make.")
     datasets: Sequence[str] | None = None
+    """Names of the datasets to use it on, or None for all."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.template, str):
-            raise PipelineError(f'the text template is {self.template!r}; a text such as "{{title}}" is needed.')
-        if not isinstance(self.into, str) or not self.into:
-            raise PipelineError(f"text_template into is {self.into!r}; the name of a column is needed.")
+        check_keys(self, PipelineError, "text_template ")
         try:
-            if template_of(self.template) is None:
-                raise RecipeError(f"the text template {self.template!r} names no column; write {{name}} for one")
+            pieces = template_of(self.template)
         except RecipeError as error:
             raise PipelineError(f"{error}.") from None
+        if pieces is None:
+            raise PipelineError(f"the text template {self.template!r} names no column; write {{name}} for one.")
         check_operator(self)
 
     @property
     def pieces(self) -> Template:
-        """(text, column after it or None) for each piece."""
         return template_of(self.template) or ()
 
     @property
@@ -131,7 +119,7 @@ class TextTemplate(RowOperator):
         return f"text_template {self.template} {self.into} {self.datasets}"
 
     def apply(self, rows: Rows) -> None:
-        require(rows, self)
+        require_columns(rows.table, self.columns, self.label)
         bad = np.zeros(rows.table.num_rows, dtype=bool)
         texts = {}
         for name in self.columns:

@@ -3,19 +3,20 @@
 `probe` finds the types of what functions give, once, the same in every process of the run. It takes more rows where the
 first ones do not tell: where a filter lets none of them through, where a column is nothing but null, where structs may
 have more fields. A column that is null in all of these rows has the type that it had before, and a new one is text. An
-operator that no row gets to is not tried; a map that is not may make only columns whose types it is told.
+operator that no row gets to is not tried; a map that is not may make only columns whose types are declared.
 
-An operator that gives another result the next time, remembers earlier rows, or looks at its neighbours gives a stream
-that changes with the number of workers, the size of blocks and every restart. So `check_operators` calls functions
-twice, then over the same rows cut otherwise and in another order; transforms with a memory in two windows side by side.
+An operator that remembers earlier calls, or looks at its neighbours, gives a stream that changes with the number of
+workers, the size of blocks and every restart. So `check_operators` calls functions again over the same rows cut
+otherwise and in another order; transforms with a memory in two windows side by side.
 """
 
 from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -26,8 +27,8 @@ from zephon.columns.faults import reason_of
 from zephon.config.options import FaultPolicy
 from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
-from zephon.ops.functions import MapBatches, MapTransform
-from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
+from zephon.ops.functions import MapTransform
+from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_all
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.typing import types_of, wanting
 
@@ -39,12 +40,7 @@ _SINGLE_ROWS = 8
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """Some rows of a dataset.
-
-    Attributes:
-        rows: int64[n], which they are.
-        table: their columns, as operators know them.
-    """
+    """Some rows of a dataset: their numbers int64[n], and their columns as operators know them."""
 
     rows: np.ndarray
     table: pa.Table
@@ -80,52 +76,45 @@ def probe(
     Raises:
         PipelineError: an operator does not fit the columns.
     """
-    taken: list[Sample] = []
-    first = None
+    tried: list[Sample] = []
     for sample in samples:
-        if sample.table.num_rows or not taken:
-            taken.append(sample)
-        whole = Sample.joined(taken)
-        first = first or whole
+        if sample.table.num_rows or not tried:
+            tried.append(sample)
+        whole = Sample.joined(tried)
         try:
-            typed, reached, emptied, wanted = _tried(operators, whole.table)
+            typed, reached, emptied, wanted = _typed_chain(operators, whole.table)
         except PipelineError as error:
             raise PipelineError(f'dataset "{name}": {error}') from error.__cause__
-        if emptied is None and (not wanted or (wanted == 1 and len(taken) > 1)):
+        if emptied is None and (not wanted or (wanted == 1 and len(tried) > 1)):
             break
-    assert first is not None
-    seen = len(whole.rows)
+    first = tried[0]
     if not (reached < len(first.rows)).any():
         first = Sample.joined([first, whole.take(np.unique(reached)[:_KEPT])])
-    warning = None
-    if emptied is not None:
-        warning = (
-            f'dataset "{name}": {emptied} leaves none of the {seen:,} rows that were tried before the run, so what '
-            "comes after it is not checked"
-        )
+    if emptied is None:
+        return typed, first, None
+    rows = f"the {len(whole.rows):,} rows that were tried before the run"
+    warning = f'dataset "{name}": {emptied} leaves none of {rows}, so what comes after it is not checked'
     return typed, first, warning
 
 
-def _tried(
+def _typed_chain(
     operators: Sequence[RowOperator], table: pa.Table
 ) -> tuple[tuple[RowOperator, ...], np.ndarray, str | None, int]:
-    """The operators with types, which rows got furthest, which operator left none of them, and whether more rows could
-    tell more, as in `wanting`."""
+    """(operators with types, which rows got furthest, the operator that left no row, as in `wanting` for all)."""
     rows = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips=True)
-    made: list[RowOperator] = []
+    chain: list[RowOperator] = []
     reached, emptied, wanted = rows.places, None, 0
     for operator in operators:
+        typed = operator
         if rows.table.num_rows:
             reached = rows.places
             typed, more = _typed(operator, rows)
             wanted = max(wanted, more)
             emptied = None if rows.table.num_rows else operator.label
-        else:
-            typed = operator
-        if not rows.table.num_rows:
-            typed = replace(operator, probed=True) if isinstance(operator, MapTransform) else operator
-        made.append(typed)
-    return tuple(made), reached if emptied else rows.places, emptied, wanted
+        if not rows.table.num_rows and isinstance(operator, MapTransform):
+            typed = replace(operator, probed=True)
+        chain.append(typed)
+    return tuple(chain), reached if emptied else rows.places, emptied, wanted
 
 
 def _typed(operator: RowOperator, rows: Rows) -> tuple[RowOperator, int]:
@@ -135,30 +124,33 @@ def _typed(operator: RowOperator, rows: Rows) -> tuple[RowOperator, int]:
         operator.window_of(rows)
     else:
         operator.apply(rows)
-    if not rows.table.num_rows or not isinstance(operator, MapTransform | MapBatches | StatefulTransform):
+    if not rows.table.num_rows or not isinstance(operator, UserOperator):
         return operator, 0
-    told = dict(operator.types) if isinstance(operator, MapTransform) else {}
+    declared = dict(operator.types) if isinstance(operator, MapTransform) else {}
     wanted = 0
     for name, kind in types_of(rows.table):
-        if name not in told and before.get(name) != kind:
+        if name not in declared and before.get(name) != kind:
             wanted = max(wanted, wanting(kind))
-        if pa.types.is_null(kind) and name not in {**before, **told}:
+        if pa.types.is_null(kind) and name not in {**before, **declared}:
             rows.set_column(name, one_chunk(rows.table.column(name)).cast(pa.large_string()))
-    types = types_of(rows.table)
+    options: dict[str, Any] = {"types": types_of(rows.table)}
     if isinstance(operator, MapTransform):
-        return replace(operator, types=types, probed=True), wanted
-    if isinstance(operator, MapBatches):
-        return replace(operator, types=types), wanted
-    for worker in operator.workers():
-        wanted = max(wanted, _typed(worker, rows)[1])
-    return replace(operator, types=types, made=types_of(rows.table)), wanted
+        options["probed"] = True
+    elif isinstance(operator, StatefulTransform):
+        for worker in operator.workers():
+            wanted = max(wanted, _typed(worker, rows)[1])
+        options["made"] = types_of(rows.table)
+    return replace(operator, **options), wanted
 
 
-_IMPURE = "gives another result when it is called again"
-_MIXING = "gives results that depend on earlier calls or on which rows are put together"
-_SHARING = "gives other rows while a window of another lane is open, so it remembers something beside its state"
-_OF_ROWS = "Make it a function of the row alone"
-_OF_STATE = "Make all of the state anew in init_state, and keep nothing on the object or in a global"
+_OF_ROWS = (
+    "gives another result when it is called again, or with other rows beside it",
+    "Make it a function of the row alone",
+)
+_OF_STATE = (
+    "gives other rows when it is called again, or while a window of another lane is open",
+    "Make all of the state anew in init_state, and keep nothing on the object or in a global",
+)
 
 
 def check_operators(
@@ -189,39 +181,30 @@ def check_operators(
             would depend on how it is run.
     """
     notes: dict[str, str] = {}
-    wrong: dict[tuple[str, str], str] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
-        table, at = sample.table, sample.rows
+        table, numbers = sample.table, sample.rows
         for operator in worker.chains[d]:
-            given, of = table, at
             try:
-                rows = _applied(operator, given, faults.skips)
+                rows = _applied(operator, table, faults.skips)
             except RowFailure as failure:
                 raise DataError(
-                    f"{worker.describe(d, int(at[failure.place]))}: {failure.operator} failed: {failure.reason}; "
+                    f"{worker.describe(d, int(numbers[failure.place]))}: {failure.operator} failed: {failure.reason}; "
                     'repair it, or leave such rows out with on_error = "skip".'
                 ) from failure.__cause__
             except PipelineError as error:
                 raise PipelineError(f'dataset "{name}": {error}') from error.__cause__
-            table, at = rows.table, at[rows.places]
-            if operator.function is None:
-                continue
-            why = _why_not_pickled(operator)
-            if why is not None:
-                _refuse_unsent(operator, why, sent_for)
-                notes[operator.label] = f"{operator.label} cannot be sent to worker processes: {why}"
-            difference = _difference(operator, given) if compare and given.num_rows else None
-            if difference is not None:
-                problem, row = difference
-                where = f"row {of[row]}" if row < len(of) else "at the end of the window"
-                wrong.setdefault((operator.label, problem), f'dataset "{name}", {where}')
-    if wrong:
-        found = "; ".join(f"{label} {problem}: {where}" for (label, problem), where in wrong.items())
-        remedies = dict.fromkeys(_OF_STATE if problem == _SHARING else _OF_ROWS for _, problem in wrong)
-        raise PipelineError(
-            f"the stream would depend on how it is run, since {found}. {'. '.join(remedies)} "
-            "(options(check_operators=False) leaves out this check)."
-        )
+            if operator.function is not None:
+                if (why := _why_not_pickled(operator)) is not None:
+                    _refuse_unsent(operator, why, sent_for)
+                    notes[operator.label] = f"{operator.label} cannot be sent to worker processes: {why}"
+                if compare and table.num_rows and (difference := _difference(operator, table)):
+                    (problem, remedy), row = difference
+                    where = f"row {numbers[row]}" if row < len(numbers) else "at the end of the window"
+                    raise PipelineError(
+                        f"the stream would depend on how it is run, since {operator.label} {problem}: dataset "
+                        f'"{name}", {where}. {remedy} (options(check_operators=False) leaves out this check).'
+                    )
+            table, numbers = rows.table, numbers[rows.places]
     return tuple(notes.values())
 
 
@@ -233,46 +216,40 @@ def _applied(operator: RowOperator, table: pa.Table, skips: bool = True, start: 
 
 def _why_not_pickled(operator: RowOperator) -> str | None:
     try:
-        made = pickle.dumps(operator)
+        content = pickle.dumps(operator)
     except Exception as error:
         return reason_of(error)
     script = sys.modules["__main__"]
-    if b"__main__" in made and not (getattr(script, "__file__", None) or getattr(script, "__spec__", None)):
+    if b"__main__" in content and not (getattr(script, "__file__", None) or getattr(script, "__spec__", None)):
         return "it is defined in a notebook or at a prompt, where no other process finds it"
     return None
 
 
 def _refuse_unsent(operator: RowOperator, why: str, sent_for: str | None) -> None:
     """PipelineError for an operator that cannot be sent to the process that it is for."""
-    stays = operator.runner == "threads" and sent_for != "isolate"
-    wanted = sent_for if operator.runner is None or sent_for == "isolate" else 'its runner "process"'
-    if stays or wanted is None:
+    if operator.runner == "threads" and sent_for != "isolate":
         return
-    raise PipelineError(
-        f"{operator.label} cannot be sent to another process, as {wanted} needs ({why}); define it at the top of a "
-        'module (no lambda, no function inside a function), or let it run in this process with runner "threads"'
-        f"{' and without isolate' if sent_for == 'isolate' else ''}."
-    )
+    wanted = sent_for if operator.runner is None or sent_for == "isolate" else 'its runner "process"'
+    if wanted is not None:
+        raise PipelineError(
+            f"{operator.label} cannot be sent to another process, as {wanted} needs ({why}); define it at the top of a "
+            "module (no lambda, no function inside a function), or let it run in this process, with runner "
+            '"threads" and without isolate.'
+        )
 
 
-def _difference(operator: RowOperator, table: pa.Table) -> tuple[str, int] | None:
-    """(problem, row of `table` on which it shows) where calls that ought to be alike are not."""
+def _difference(operator: RowOperator, table: pa.Table) -> tuple[tuple[str, str], int] | None:
+    """((problem, remedy), row of `table` on which it shows) where calls that ought to be alike are not."""
     if isinstance(operator, StatefulTransform):
         return _difference_of_windows(operator, table)
-    wanted = _outcome([_applied(operator, table)])
-    row = _first_difference(wanted, _outcome([_applied(operator, table)]))
-    if row is not None:
-        return _IMPURE, row
     # In pieces, the last one first: whoever counts calls or rows, or looks at other rows, gives something else.
-    starts = sorted({*range(min(_SINGLE_ROWS, table.num_rows)), min(_SINGLE_ROWS, table.num_rows // 2)})
-    ends = [*starts[1:], table.num_rows]
-    pieces = [(start, end) for start, end in zip(starts, ends, strict=True)]
-    parts = [_applied(operator, table.slice(start, end - start), start=start) for start, end in reversed(pieces)]
-    row = _first_difference(wanted, _outcome(parts))
-    return None if row is None else (_MIXING, row)
+    edges = [*range(min(_SINGLE_ROWS, table.num_rows)), table.num_rows]
+    pieces = [_applied(operator, table.slice(a, b - a), start=a) for a, b in reversed(list(pairwise(edges)))]
+    row = _first_difference(_outcome([_applied(operator, table)]), _outcome(pieces))
+    return None if row is None else (_OF_ROWS, row)
 
 
-def _difference_of_windows(operator: StatefulTransform, table: pa.Table) -> tuple[str, int] | None:
+def _difference_of_windows(operator: StatefulTransform, table: pa.Table) -> tuple[tuple[str, str], int] | None:
     """The same for one with a memory, which may look at neighbours: windows are whole, and run side by side.
 
     Every lane has a window of its own open, so two of them, a row of one and a row of the other in turn, must give what
@@ -281,18 +258,16 @@ def _difference_of_windows(operator: StatefulTransform, table: pa.Table) -> tupl
     forth = list(range(table.num_rows))
     orders = [forth, forth[::-1][: (len(forth) + 1) // 2]]  # one ends while the other goes on
     alone = [_windows(operator, table, [order])[0] for order in orders]
-    again = _windows(operator, table, [forth])
-    for problem, wanted, got in ((_IMPURE, alone[:1], again), (_SHARING, alone, _windows(operator, table, orders))):
-        for one, other in zip(wanted, got, strict=True):
-            row = _first_difference(one, other)
-            if row is not None:
-                return problem, row
-    given = Rows(table, np.arange(table.num_rows), skips=True)
-    operator.window_of(given)
-    for worker in operator.workers() if given.table.num_rows else ():
-        difference = _difference(worker, given.table)
+    for one, other in zip(alone, _windows(operator, table, orders), strict=True):
+        row = _first_difference(one, other)
+        if row is not None:
+            return _OF_STATE, row
+    rows = Rows(table, np.arange(table.num_rows), skips=True)
+    operator.window_of(rows)
+    for worker in operator.workers() if rows.table.num_rows else ():
+        difference = _difference(worker, rows.table)
         if difference is not None:
-            return difference[0], int(given.places[difference[1]])
+            return difference[0], int(rows.places[difference[1]])
     return None
 
 
@@ -302,19 +277,18 @@ _Outcome = dict[int, list[str]]
 
 def _windows(operator: StatefulTransform, table: pa.Table, orders: Sequence[Sequence[int]]) -> list[_Outcome]:
     """The outcomes of windows side by side, each over rows of `table` in an order of its own."""
-    values = [Rows(table, np.arange(table.num_rows)).as_dicts(operator.columns) for _ in orders]
-    windows = [(order, rows, operator.begin(), _Outcome()) for order, rows in zip(orders, values, strict=True)]
-    for turn in range(table.num_rows + 1):
-        for order, rows, state, outcome in windows:
-            if turn > len(order):
+    end = table.num_rows
+    windows = [(Rows(table, np.arange(end)).as_dicts(operator.columns), operator.begin(), _Outcome()) for _ in orders]
+    for turn in zip_longest(*([*order, end] for order in orders)):
+        for row, (values, state, outcome) in zip(turn, windows, strict=True):
+            if row is None:
                 continue
-            row = order[turn] if turn < len(order) else table.num_rows
             try:
-                made = operator.pushed(state, rows[row]) if row < table.num_rows else operator.flushed(state)
-                outcome[row] = [_told(each) for each in made]
+                given = operator.pushed(state, values[row]) if row < end else operator.flushed(state)
+                outcome[row] = [_words(each) for each in given]
             except Exception as error:
                 outcome[row] = [reason_of(error)]
-    return [outcome for _, _, _, outcome in windows]
+    return [outcome for _, _, outcome in windows]
 
 
 def _outcome(parts: Iterable[Rows]) -> _Outcome:
@@ -322,11 +296,11 @@ def _outcome(parts: Iterable[Rows]) -> _Outcome:
     for rows in parts:
         outcome |= {place: [f"failed {reason}"] for place, _, reason in rows.failed}
         for place, values in zip(rows.places.tolist(), rows.as_dicts(), strict=True):
-            outcome.setdefault(place, []).append(_told(values))
+            outcome.setdefault(place, []).append(_words(values))
     return outcome
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def _words(row: dict[str, Any]) -> str:
     """A row in words; a column that another row of the block has brought in says nothing about this one."""
     return repr([(name, row[name]) for name in sorted(row) if row[name] is not None])
 

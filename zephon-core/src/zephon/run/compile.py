@@ -14,12 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from zephon.batch import BatchInfo
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
-from zephon.config.options import CacheOptions, Options, default_lookahead, default_workers
+from zephon.config.options import Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_lanes
-from zephon.curriculum.continued import curriculum_of
 from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
@@ -46,13 +44,14 @@ from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Compiled", "compile_pipeline"]
 
+_SpecialIds = tuple[int | None, int | None]
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
-REMOTE_FETCHERS = 4
-READAHEAD_BYTES = 256 << 20
+_REMOTE_FETCHERS = 4
+_READAHEAD_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -60,11 +59,12 @@ class Compiled:
     """A pipeline ready to run: opened datasets, loaded tokenizer, measured ratios and the plan.
 
     Attributes:
-        fingerprint: everything that decides the data, by name, as JSON types.
+        special: ids of BOS and EOS, or None.
         tokens_per_row: by dataset name.
         earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
+        fingerprint: everything that decides the data, by name, as JSON types.
         workers: threads by kind of work.
-        needs: by dataset, what is read of it.
+        documents: by dataset name, its catalog and the column that holds the document.
         findings: what the check of the user's own operators found besides.
     """
 
@@ -73,31 +73,28 @@ class Compiled:
     options: Options
     topology: Topology
     datasets: tuple[OpenDataset, ...]
+    documents: dict[str, tuple[Catalog, str]]
     tokenizer: Tokenizer | None
-    bos_id: int | None
-    eos_id: int | None
+    special: _SpecialIds
     tokens_per_row: dict[str, float]
     earlier: tuple[Earlier, ...]
     fingerprint: dict[str, Any]
     workers: dict[str, int]
     plan: Plan
-    info: BatchInfo
-    needs: tuple[Needs, ...]
     findings: tuple[str, ...]
 
     @property
     def digest(self) -> str:
         """One SHA-256 over the fingerprint and the measured ratios."""
         text = json.dumps(
-            [self.fingerprint, self.tokens_per_row, *(dict(run.tokens_per_row) for run in self.earlier)], sort_keys=True
+            [self.fingerprint, self.tokens_per_row, *(run.tokens_per_row for run in self.earlier)], sort_keys=True
         )
         return hashlib.sha256(text.encode()).hexdigest()
 
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens of a global batch, or None where steps are not counted."""
-        batch = self.options.global_batch
-        return None if batch is None else batch * self.operators.pack.record_length
+        return _tokens_per_step(self.operators, self.options)
 
     @property
     def record_bytes(self) -> int:
@@ -106,28 +103,8 @@ class Compiled:
 
     @property
     def ready_records(self) -> int:
-        """How many finished records may wait for the consumer."""
+        """Finished records that may wait for the consumer."""
         return self.options.ready_records(self.operators.batch.microbatch_size, self.record_bytes)
-
-    @property
-    def cache_options(self) -> CacheOptions:
-        """What is kept on disk and in memory."""
-        return CacheOptions.from_io_options(self.options.io_options)
-
-    @property
-    def bin_bytes(self) -> int:
-        """Bytes of the records being filled side by side, over the lanes of this group."""
-        pack = self.operators.pack
-        return pack.num_bins * self.record_bytes * self.topology.width if pack.has_bins else 0
-
-    @property
-    def memory_bound(self) -> int:
-        """Most bytes of data in memory: decoded, under way as text and tokens, and records ready, cut or shuffled
-        (twice while they are gathered)."""
-        cache, plan, shuffle = self.cache_options.memory_bytes, self.plan, self.operators.shuffle
-        records = self.ready_records + (shuffle.buffer_size if shuffle else 0)
-        remote = cache // 2 if plan.readahead_bytes else 0
-        return cache + 2 * plan.lookahead_bytes + 2 * records * self.record_bytes + self.bin_bytes + remote
 
     def engine(
         self,
@@ -140,7 +117,7 @@ class Compiled:
         setup = EngineSetup(self.plan, self.options.runner, self.workers, starts, block_records, on_window, on_fault)
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
-    def state(self, starts: Mapping[int, LaneStart], cursor: int, skipped: Sequence[tuple[int, int]]) -> RunState:
+    def state(self, starts: dict[int, LaneStart], cursor: int, skipped: tuple[tuple[int, int], ...]) -> RunState:
         """The state of this group where its lanes start at `starts`, `cursor` of its records have been used, and
         ranges of rounds are left out."""
         rounds, extra = divmod(cursor, self.topology.width)
@@ -159,10 +136,9 @@ class Compiled:
 
     def describe_growth(self, field: str, before: Any) -> str:
         """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""
-        for dataset, need in zip(self.datasets, self.needs, strict=True):
-            if field == f"dataset {dataset.name}":
-                weight = self.source.relative_weights[dataset.name]
-                return describe_growth(dataset.catalog, need.size_column, weight, before)
+        for name, (catalog, column) in self.documents.items():
+            if field == f"dataset {name}":
+                return describe_growth(catalog, column, self.source.relative_weights[name], before)
         return ""
 
 
@@ -187,35 +163,29 @@ def compile_pipeline(
             "places in its lanes are counted in rows that the transform gave, which are no places in the data where "
             "another mixture could begin; leave out one of the two."
         )
+    kinds = _kinds(operators.pack, source)
     for operator in operators.rows:
         operator.identity()  # what objects carry now, before they have worked
-    faults = options.faults
     inputs = open_inputs(source, operators, options)
     datasets, needs, samples, tokenizer = inputs.datasets, inputs.needs, inputs.samples, inputs.tokenizer
     encoders, special = _encoders(operators, needs, tokenizer)
     locate = partial(_locate, [dataset.catalog for dataset in datasets])
 
     def worker(chains: Sequence[Sequence[RowOperator]]) -> DocumentWorker:
-        return DocumentWorker(chains, encoders, names, locate, faults)
+        return DocumentWorker(chains, encoders, names, locate, options.faults)
 
     whole = worker(inputs.chains)
-    findings: tuple[str, ...] = ()
-    if operators.rows:
-        everywhere = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
-        findings = check_operators(whole, names, samples, faults, compare=options.check_operators, sent_for=everywhere)
-    for d, sample in enumerate(samples):
-        if inputs.chains[d]:
-            _try_encoder(whole, d, names[d], sample)
+    findings = _tried(whole, names, samples, operators, options)
     if tokenizer is not None:
         tokenizer.selfcheck(sample_texts(whole, samples))
     ratios = measure_ratios(source, inputs, whole, tokens_per_row or {})
-    curriculum = curriculum_of(
-        source,
+    # Also of the runs before; while they are not known, no lane can be asked for, and any ratios will do.
+    ratios_before = [run.tokens_per_row for run in earlier] or [ratios] * source.generations
+    curriculum = source.curriculum(
         {dataset.name: dataset for dataset in datasets},
-        # Of the runs before, too; while they are not known, no lane can be asked for, and any will do.
-        [*([run.tokens_per_row for run in earlier] or [ratios] * source.generations), ratios],
+        [*ratios_before, ratios],
         lanes=topology.lanes,
-        tokens_per_step=options.global_batch * operators.pack.record_length if options.global_batch else None,
+        tokens_per_step=_tokens_per_step(operators, options),
         cuts=[run.cuts for run in earlier],
     )
     before, after, types = _around_stateful(inputs.chains, samples)
@@ -226,8 +196,7 @@ def compile_pipeline(
     }
     remote = any(dataset.remote for dataset in datasets)
     if options.fetch_parallelism or remote:
-        workers["fetch"] = options.fetch_parallelism or REMOTE_FETCHERS
-    eos_id = special[1]
+        workers["fetch"] = options.fetch_parallelism or _REMOTE_FETCHERS
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -237,46 +206,35 @@ def compile_pipeline(
         fetch_apart="fetch" in workers,
         pack=operators.pack,
         shuffle=operators.shuffle,
-        pad_token=eos_id if eos_id is not None else 0,
+        pad_token=special[1] or 0,
         finite=source.finite,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(names),
         row_bytes=np.array([_row_bytes(*of) for of in zip(datasets, needs, samples, strict=True)]),
         lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
-        readahead_bytes=(options.prefetch_buffer_size or READAHEAD_BYTES) if remote else 0,
-        barren_limit=10_000 + 2 * sum(int(d.catalog.rows) for d in datasets),
+        readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
+        barren_limit=10_000 + 2 * sum(int(dataset.catalog.rows) for dataset in datasets),
         mixture=operators.mixture,
         tokens_per_row=tuple(max(1, round(ratios[name] * 65536)) for name in names),
-        kinds=_kinds(operators.pack, source),
-        faults=faults,
+        kinds=kinds,
+        faults=options.faults,
         stateful=None if stateful is None else StatefulStage(stateful, worker(before), names, types),
-        remedy=_remedy(operators, needs),
     )
+    documents = {d.name: (d.catalog, need.size_column) for d, need in zip(datasets, needs, strict=True)}
     return Compiled(
         source=source,
         operators=operators,
         options=options,
         topology=topology,
         datasets=datasets,
+        documents=documents,
         tokenizer=tokenizer,
-        bos_id=special[0],
-        eos_id=eos_id,
+        special=special,
         tokens_per_row=ratios,
         earlier=tuple(earlier),
-        fingerprint=fingerprint_of(
-            source,
-            operators,
-            options,
-            topology.lanes,
-            {dataset.name: dataset.catalog for dataset in datasets},
-            {name: need.size_column for name, need in zip(names, needs, strict=True)},
-            tokenizer,
-            special,
-        ),
+        fingerprint=fingerprint_of(source, operators, options, topology.lanes, documents, tokenizer, special),
         workers=workers,
         plan=plan,
-        info=BatchInfo(plan.dataset_names, tuple(d.catalog for d in datasets), eos_id),
-        needs=needs,
         findings=findings,
     )
 
@@ -293,46 +251,61 @@ def _topology(source: WorkSource, options: Options) -> Topology:
     return topology
 
 
+def _tokens_per_step(operators: Operators, options: Options) -> int | None:
+    return None if options.global_batch is None else options.global_batch * operators.pack.record_length
+
+
+def _tried(
+    worker: DocumentWorker, names: Sequence[str], samples: Sequence[Sample], operators: Operators, options: Options
+) -> tuple[str, ...]:
+    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people.
+
+    Raises:
+        ZephonError: an operator is not usable, or gives columns of another type than can be tokenized.
+    """
+    if not operators.rows:
+        return ()
+    sent_for = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
+    compare = options.check_operators
+    findings = check_operators(worker, names, samples, options.faults, compare=compare, sent_for=sent_for)
+    for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
+        if worker.chains[d]:
+            try:
+                worker.count(d, sample.table)
+            except PipelineError as error:
+                raise PipelineError(f'dataset "{name}", after its operators: {error}') from error.__cause__
+    return findings
+
+
 def _row_bytes(dataset: OpenDataset, need: Needs, sample: Sample) -> float:
-    """Bytes per row of all columns that are read: the catalog tells of one, the format or some rows of the others."""
+    """Bytes per row of all columns that are read: the catalog tells of one, some rows of the others."""
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
     others = [name for name, source in need.columns.items() if source != need.size_column]
     if others:
-        sampled = sample.table.select(others).nbytes / max(1, sample.table.num_rows)
-        row_bytes = max(row_bytes + sampled, dataset.row_bytes)
+        row_bytes += sample.table.select(others).nbytes / max(1, sample.table.num_rows)
     return max(_LEAST_ROW_BYTES, row_bytes)
-
-
-def _remedy(operators: Operators, needs: Sequence[Needs]) -> str:
-    """What helps where no row has anything to train on."""
-    columns = [(need.encode.kind, need.encode.field if operators.rows else need.size_column) for need in needs]
-    read = " or ".join(dict.fromkeys(f'{kind} takes the column "{column}"' for kind, column in columns))
-    if operators.rows:
-        return f"look at what the operators leave of them: {read}"
-    return f"name another column (text_field, say): {read}"
 
 
 def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:
     """int64[n_datasets]: which datasets may share a record, those of one number."""
-    names = {
-        "none": [""] * len(source.datasets),
-        "full": [dataset.name for dataset in source.datasets],
+    kinds = {
+        "none": [("any", "")] * len(source.datasets),
+        "full": [("dataset", dataset.name) for dataset in source.datasets],
         # A dataset without a group is one of its own.
-        "group": [f"group {d.group}" if d.group else f"dataset {d.name}" for d in source.datasets],
+        "group": [("group", each.group) if each.group else ("dataset", each.name) for each in source.datasets],
     }[pack.homogeneity]
     if pack.homogeneity == "group" and all(dataset.group is None for dataset in source.datasets):
         raise PipelineError(
-            f'{pack.name} homogeneity is "group", but no dataset has a group; give some of '
-            f"{', '.join(dataset.name for dataset in source.datasets)} one."
+            f'{pack.kind} homogeneity is "group", but no dataset has a group; give some of {", ".join(source.names)} '
+            "one."
         )
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    kinds = [numbers[name] for name in names]
-    if pack.has_bins and len(set(kinds)) > pack.num_bins:
+    distinct = list(dict.fromkeys(kinds))
+    if pack.has_bins and len(distinct) > pack.num_bins:
         raise PipelineError(
-            f"{pack.name} has num_bins {pack.num_bins}, and records of {len(set(kinds))} kinds (homogeneity "
+            f"{pack.kind} has num_bins {pack.num_bins}, and records of {len(distinct)} kinds (homogeneity "
             f'"{pack.homogeneity}"); at least one bin for each kind is needed, and several are better.'
         )
-    return np.array(kinds, dtype=np.int64)
+    return np.array([distinct.index(kind) for kind in kinds], dtype=np.int64)
 
 
 def _locate(catalogs: Sequence[Catalog], dataset: int, row: int) -> tuple[str, int]:
@@ -343,10 +316,10 @@ def _locate(catalogs: Sequence[Catalog], dataset: int, row: int) -> tuple[str, i
 
 def _encoders(
     operators: Operators, needs: Sequence[Needs], tokenizer: Tokenizer | None
-) -> tuple[list[Encoder], tuple[int | None, int | None]]:
+) -> tuple[list[Encoder], _SpecialIds]:
     """The encoder of each dataset, one object where they are alike, and the BOS and EOS that are put in."""
     by_operator: dict[Any, Encoder] = {}
-    ends: list[tuple[int | None, int | None]] = []
+    ends: list[_SpecialIds] = []
     for encode in dict.fromkeys(need.encode for need in needs):
         policy = encode.special_tokens
         if policy == "auto" and not isinstance(encode, Tokenize):
@@ -354,44 +327,33 @@ def _encoders(
         special = resolve_special_tokens(policy, tokenizer.bos_id, tokenizer.eos_id) if tokenizer else (None, None)
         by_operator[encode] = encode.encoder(tokenizer, *special)
         ends.append(special)
-    encoders = [by_operator[need.encode] for need in needs]
-    bos = next((end[0] for end in ends if end[0] is not None), None)
-    eos = next((end[1] for end in ends if end[1] is not None), None)
+    bos, eos = (next((end[side] for end in ends if end[side] is not None), None) for side in (0, 1))
     if eos is None and tokenizer is not None and not all(isinstance(op, Tokenize) for op in operators.encode):
         eos = tokenizer.eos_id  # documents bring their own
-    return encoders, (bos, eos)
+    return [by_operator[need.encode] for need in needs], (bos, eos)
 
 
 def _around_stateful(
     chains: Sequence[Sequence[RowOperator]], samples: Sequence[Sample]
-) -> tuple[list[list[RowOperator]], list[list[RowOperator]], list[Types]]:
+) -> tuple[list[Sequence[RowOperator]], list[Sequence[RowOperator]], list[Types]]:
     """Per dataset, the operators before a stateful transform and those after it, and the types of what it gives; where
     there is none, all are after.
 
-    Rows come out of a stateful transform as Python values, those of datasets that only pass it by too, and get the
+    Rows come out of a stateful transform as Python values, those of datasets that only pass it by, too, and get the
     types back that they had.
     """
-    before: list[list[RowOperator]] = []
-    after: list[list[RowOperator]] = []
+    before: list[Sequence[RowOperator]] = []
+    after: list[Sequence[RowOperator]] = []
     types: list[Types] = []
     for chain, sample in zip(chains, samples, strict=True):
-        at = next((n for n, operator in enumerate(chain) if isinstance(operator, StatefulTransform)), None)
-        if at is None:
-            before.append([])
-            after.append(list(chain))
-            types.append(types_of(sample.table))
+        for n, operator in enumerate(chain):
+            if isinstance(operator, StatefulTransform):
+                before.append(chain[:n])
+                after.append([*operator.workers(), *chain[n + 1 :]])
+                types.append(operator.types)
+                break
         else:
-            stateful = chain[at]
-            assert isinstance(stateful, StatefulTransform)
-            before.append(list(chain[:at]))
-            after.append([*stateful.workers(), *chain[at + 1 :]])
-            types.append(stateful.types)
+            before.append([])
+            after.append(chain)
+            types.append(types_of(sample.table))
     return before, after, types
-
-
-def _try_encoder(worker: DocumentWorker, number: int, name: str, sample: Sample) -> None:
-    """Refuse columns that the operators have made of another type than can be encoded."""
-    try:
-        worker.count(number, sample.table)
-    except PipelineError as error:
-        raise PipelineError(f'dataset "{name}", after its operators: {error}') from error.__cause__

@@ -46,8 +46,8 @@ def _order_lines(compiled: Compiled) -> list[str]:
         f"{source.shuffle_within_shard}, block {source.shuffle_block_size}, "
         f"{'ends' if source.finite else 'repeats without end'}"
     ]
-    for name in source.names:
-        if name not in source.retired and (settings := source.per_dataset.get(name)):
+    for name, settings in source.per_dataset.items():
+        if name not in source.retired:
             lines.append(f"  {name}: {', '.join(f'{key} {value}' for key, value in settings.items())}")
     if isinstance(source, ScheduledMixtureWorkSource):
         lines.append("schedule, in planned tokens: see zephon plan")
@@ -65,14 +65,14 @@ def _operator_lines(compiled: Compiled) -> list[str]:
     for encode in operators.encode:
         by = f"{encode.tokenizer_id}, {tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "no tokenizer"
         limit = f", at most {encode.max_length:,} tokens" if encode.max_length else ""
-        ends = f"BOS {compiled.bos_id}, EOS {compiled.eos_id}"
+        ends = f"BOS {compiled.special[0]}, EOS {compiled.special[1]}"
         lines.append(f"  {encode.kind}: {by}, {ends}, column {encode.field}{limit}{_scope(encode)}")
-    lines.append(f"  {pack.name}: {pack.described()}, records of {pack.record_length:,} tokens")
+    lines.append(f"  {pack.kind}: {pack.described()}, records of {pack.record_length:,} tokens")
     if operators.mixture:
         lines.append("    ensure_mixture: records of one dataset each, in turn; each lane holds a stock")
     if pack.has_bins:
         lines.append(
-            f"    {pack.num_bins} bins per lane ({_size(compiled.bin_bytes)} over the lanes of this group), drained "
+            f"    {pack.num_bins} bins per lane ({_size(_bin_bytes(compiled))} over the lanes of this group), drained "
             f"every {plan.stretch:,} to {2 * plan.stretch:,} records and at the end of every window"
         )
     if shuffle:
@@ -83,18 +83,28 @@ def _operator_lines(compiled: Compiled) -> list[str]:
 
 def _engine_lines(compiled: Compiled) -> list[str]:
     plan, topology, options = compiled.plan, compiled.topology, compiled.options
+    cache, shuffle, ready = options.cache.memory_bytes, plan.shuffle, compiled.ready_records
     workers = "".join(f", {kind} {count}" for kind, count in compiled.workers.items())
-    ready = compiled.ready_records * compiled.record_bytes
+    # Decoded data, text and tokens under way, and records ready, cut or shuffled (twice while they are gathered).
+    records = 2 * (ready + (shuffle.buffer_size if shuffle else 0)) * compiled.record_bytes
+    bound = cache + 2 * plan.lookahead_bytes + records + _bin_bytes(compiled)
+    bound += cache // 2 if plan.readahead_bytes else 0
     return [
         f"workers: runner {options.runner}{workers if options.runner != 'inline' else ''}"
         f"{', in a process of their own' if options.isolate else ''}",
         f"lanes: {topology.lanes}, of which group {topology.dp_group_id} of {topology.dp_degree} owns "
         f"{topology.owned.start} to {topology.owned.stop - 1}",
         f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
-        f"look-ahead: {_size(plan.lookahead_bytes)} of text, {compiled.ready_records:,} records ready ({_size(ready)})",
-        f"memory bound: {_size(compiled.memory_bound)} besides the libraries, of which "
-        f"{_size(compiled.cache_options.memory_bytes)} for decoded data",
+        f"look-ahead: {_size(plan.lookahead_bytes)} of text, {ready:,} records ready "
+        f"({_size(ready * compiled.record_bytes)})",
+        f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache)} for decoded data",
     ]
+
+
+def _bin_bytes(compiled: Compiled) -> int:
+    """Bytes of the records being filled side by side, over the lanes of this group."""
+    pack = compiled.operators.pack
+    return pack.num_bins * compiled.record_bytes * compiled.topology.width if pack.has_bins else 0
 
 
 def _scope(operator: Any) -> str:

@@ -5,13 +5,14 @@ States carry it, and two runs with equal fingerprints read the same data. So its
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from itertools import groupby
 from typing import Any
 
+from zephon.config.keys import refuse_unknown
 from zephon.config.options import Options
 from zephon.curriculum.mixture import Ending
 from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
@@ -28,7 +29,6 @@ __all__ = [
     "check_ranks_agree",
     "describe_growth",
     "fingerprint_of",
-    "names_of_changes",
     "number_ranges",
     "schedule_of",
 ]
@@ -66,7 +66,6 @@ FINGERPRINT_NAMES = (
 """Names that a fingerprint may have, besides "dataset NAME" for every dataset."""
 
 _DETAILED_DATASETS = 12  # with more of them a state would outgrow its 4 KB
-_NAMES_LISTED = 60
 
 
 def fingerprint_of(
@@ -74,16 +73,14 @@ def fingerprint_of(
     operators: Operators,
     options: Options,
     lanes: int,
-    catalogs: Mapping[str, Catalog],
-    size_columns: Mapping[str, str],
+    documents: Mapping[str, tuple[Catalog, str]],
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
 ) -> dict[str, Any]:
     """What decides the data of a run.
 
     Args:
-        catalogs: by dataset name.
-        size_columns: by dataset name, the column that holds the document.
+        documents: by dataset name, its catalog and the column that holds the document.
         special: ids of BOS and EOS.
     """
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
@@ -120,15 +117,15 @@ def fingerprint_of(
     if isinstance(source, ScheduledMixtureWorkSource):
         fields["schedule"] = schedule_of(source, options, operators)
     if source.continues is not None:
-        before = fingerprint_of(source.continues, operators, options, lanes, catalogs, size_columns, tokenizer, special)
+        before = fingerprint_of(source.continues, operators, options, lanes, documents, tokenizer, special)
         fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     brief = len(source.names) > _DETAILED_DATASETS
     if pack.homogeneity == "group":
         groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
         fields["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
     for name, weight in source.relative_weights.items():
-        catalog = catalogs[name]
-        fields[f"dataset {name}"] = _dataset_field(catalog, catalog.n_shards, size_columns[name], weight, brief)
+        catalog, column = documents[name]
+        fields[f"dataset {name}"] = _dataset_field(catalog, catalog.n_shards, column, weight, brief)
     return fields
 
 
@@ -162,20 +159,15 @@ def _dataset_field(catalog: Catalog, n_shards: int, column: str, weight: float, 
     return f"{n_shards}/{content['rows']}/{weight:.6g}/{digest}"
 
 
-def _shards_in(field: Any) -> int:
-    """The shards that `_dataset_field` wrote into a field; 0 where it did not."""
-    shards = field.split("/")[0] if isinstance(field, str) else field.get("shards") if isinstance(field, Mapping) else 0
-    return int(str(shards)) if str(shards).isdecimal() else 0
-
-
 def _rows(catalog: Catalog, n_shards: int) -> int:
     return int(catalog.group_rows[catalog.group_shard < n_shards].sum())
 
 
 def describe_growth(catalog: Catalog, column: str, weight: float, field: Any) -> str:
     """Words for the change of a dataset that has only got new shards since `field` was written, else ""."""
-    before, now = _shards_in(field), catalog.n_shards
-    if not 0 < before < now or _dataset_field(catalog, before, column, weight, isinstance(field, str)) != field:
+    brief, now = isinstance(field, str), catalog.n_shards
+    before = int(field.split("/")[0]) if brief else field["shards"]
+    if not 0 < before < now or _dataset_field(catalog, before, column, weight, brief) != field:
         return ""
     new = ", ".join(str(shard) for shard in catalog.shard_names[before : before + 3])
     return (
@@ -202,7 +194,7 @@ def check_fingerprint(
         allow: names of changes to accept.
         where: how the message begins.
         remedy: the option that accepts changes, for the message.
-        explain: words for a change, given its name and its value before; "" where the values say enough.
+        explain: words for a changed field, given its name and its value before; "" where the values say enough.
 
     Returns:
         The changes that are allowed.
@@ -211,22 +203,12 @@ def check_fingerprint(
         CheckpointError: the data would differ; `changes` has the differences that are not allowed.
     """
     changes = [
-        Change(name, value, now.get(name, "absent"), explain(name, value))
-        for name in sorted({*before, *now})
-        if (value := before.get(name, "absent")) != now.get(name, "absent")
+        replace(change, note=explain(change.name, change.before)) if change.name in before else change
+        for change in _changes(before, now)
     ]
     if refused := [change for change in changes if change.name not in allow]:
         raise CheckpointError(where, refused, remedy)
     return changes
-
-
-def names_of_changes(allow: Any, remedy: str = "allow_changes") -> set[str]:
-    """The names in an option that accepts changes; one name stands for a list of one."""
-    if isinstance(allow, str):
-        return {allow}
-    if not isinstance(allow, Collection) or not all(isinstance(name, str) for name in allow):
-        raise CheckpointError(f"{remedy} is {allow!r}; expected a list of names of changes.")
-    return set(allow)
 
 
 def check_allowed(
@@ -243,17 +225,8 @@ def check_allowed(
         CheckpointError: the first unknown name, and the known ones.
     """
     known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
-    for name in sorted(allow):
-        if name in known or (fingerprints is None and name.startswith("dataset ")):
-            continue
-        near = difflib.get_close_matches(name, known, n=1)
-        hint = f' (did you mean "{near[0]}"?)' if near else ""
-        more = f" and {len(known) - _NAMES_LISTED} more" if len(known) > _NAMES_LISTED else ""
-        dataset = ' or "dataset NAME"' if fingerprints is None else ""
-        raise CheckpointError(
-            f"{remedy} names {name[:80]!r}, which is no difference that data can have{hint}; it may name "
-            f"{', '.join(known[:_NAMES_LISTED])}{more}{dataset}."
-        )
+    names = [name for name in sorted(allow) if fingerprints is not None or not name.startswith("dataset ")]
+    refuse_unknown(names, known, f"name of a change in {remedy}", CheckpointError)
 
 
 def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
@@ -266,15 +239,12 @@ def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
         PipelineError: which ranks differ from the first, and in what.
     """
     lowest = min(fingerprints)
-    first = fingerprints[lowest]
-    others = sorted(rank for rank, fingerprint in fingerprints.items() if fingerprint != first)
+    others = sorted(rank for rank, fingerprint in fingerprints.items() if fingerprint != fingerprints[lowest])
     if others:
-        other = fingerprints[others[0]]
-        names = [name for name in sorted({*first, *other}) if first.get(name) != other.get(name)]
         differences = "; ".join(
-            f"{name} is {str(first.get(name, 'absent'))[:200]} on rank {lowest} and "
-            f"{str(other.get(name, 'absent'))[:200]} on rank {others[0]}"
-            for name in names[:3]
+            f"{change.name} is {str(change.before)[:200]} on rank {lowest} and {str(change.now)[:200]} on rank "
+            f"{others[0]}"
+            for change in _changes(fingerprints[lowest], fingerprints[others[0]])[:3]
         )
         raise PipelineError(
             f"ranks {number_ranges(others)} would read other data than rank {lowest}: {differences}; give all ranks "
@@ -282,12 +252,18 @@ def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
         )
 
 
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[Change]:
+    return [
+        Change(name, before.get(name, "absent"), now.get(name, "absent"))
+        for name in sorted({*before, *now})
+        if before.get(name, "absent") != now.get(name, "absent")
+    ]
+
+
 def number_ranges(numbers: Sequence[int]) -> str:
     """`[0, 1, 2, 5]` as "0-2, 5"."""
-    parts: list[list[int]] = []
-    for number in numbers:
-        if parts and parts[-1][1] == number - 1:
-            parts[-1][1] = number
-        else:
-            parts.append([number, number])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    parts = []
+    for _, neighbours in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0]):
+        run = [number for _, number in neighbours]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]))
+    return ", ".join(parts)

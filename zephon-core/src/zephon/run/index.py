@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from zephon.columns.appending import append_whole
+from zephon.columns.appending import append_whole, new_file
 from zephon.columns.lane_start import LaneStart
-from zephon.errors import CheckpointError, DataError
+from zephon.errors import CheckpointError
 
 __all__ = ["FlushIndex", "FlushIndexWriter"]
 
@@ -37,20 +37,13 @@ class FlushIndexWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], fingerprint: str) -> None:
-        path = Path(folder)
-        self._failed = False
         head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            self._file = open(path / f"{time.time_ns()}-{os.getpid()}.flush", "xb", buffering=0)  # noqa: SIM115
-            self._file.write(head.ljust(_HEADER_BYTES - 1) + b"\n")
-        except OSError as error:
-            raise DataError(
-                f"the flush index cannot be written to {path}: {error.strerror}; give a folder that can."
-            ) from None
+        name = f"{time.time_ns()}-{os.getpid()}.flush"
+        self._file = new_file(folder, name, "the flush index", head.ljust(_HEADER_BYTES - 1) + b"\n")
+        self._failed = False
 
     def write(self, lane: int, start: LaneStart) -> None:
-        """Append one window. A run can do without the index, so where that fails it is told once and given up."""
+        """Append one window. A run can do without the index: a failure is logged once and ends the writing."""
         if self._failed:
             return
         numbers = np.array([lane, *start.as_list()], dtype="<i8").tobytes()
@@ -82,13 +75,11 @@ class FlushIndex:
         entry = np.dtype([("numbers", "<i8", (numbers,)), ("crc", "<u8")])
         own, foreign = [np.empty((0, numbers), dtype=np.int64)], 0
         for file in sorted(Path(folder).glob("*.flush")):
+            content = file.read_bytes()
             try:
-                content = file.read_bytes()
                 head = json.loads(content[:_HEADER_BYTES])
-                matches = head["zephon_flush_index"] == 1 and head["fingerprint"] == fingerprint
-            except OSError as error:
-                raise CheckpointError(f"the flush index {file} cannot be read: {error.strerror}.") from None
-            except (ValueError, KeyError, TypeError):
+                matches = head == {"zephon_flush_index": 1, "fingerprint": fingerprint}
+            except ValueError:
                 continue
             if not matches:
                 foreign += 1
@@ -103,15 +94,11 @@ class FlushIndex:
                 "or lanes); give the index of this run, or none to count from the start."
             )
         entries = np.concatenate(own)
-        self._by_lane = {int(lane): entries[entries[:, 0] == lane] for lane in np.unique(entries[:, 0])}
+        # By lane, then records before, then window: windows without a record share their number of records.
+        self._entries = entries[np.lexsort((entries[:, 1], entries[:, 2], entries[:, 0]))]
 
     def start(self, lane: int, records: int) -> LaneStart:
         """The last window of `lane` known to begin before its record `records`, or the start of the run."""
-        entries = self._by_lane.get(lane)
-        if entries is not None:
-            before = entries[entries[:, 2] < records]
-            if len(before):
-                # Windows without a record share a number of records; the later one is nearer.
-                best = before[np.lexsort((before[:, 1], before[:, 2]))[-1]]
-                return LaneStart.of(best[1:])
-        return self._first
+        of_lane = self._entries[self._entries[:, 0] == lane]
+        before = of_lane[of_lane[:, 2] < records]
+        return LaneStart.of(before[-1, 1:]) if len(before) else self._first

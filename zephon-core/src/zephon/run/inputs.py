@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from zephon.config.options import CacheOptions, FaultPolicy, Options, default_workers
+from zephon.config.options import FaultPolicy, Options, default_workers
 from zephon.curriculum.source import WorkSource
 from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.cache import DecodeCache
@@ -45,8 +45,8 @@ class Inputs:
     """
 
     datasets: tuple[OpenDataset, ...]
-    needs: tuple[Needs, ...]
-    chains: list[list[RowOperator]]
+    needs: list[Needs]
+    chains: list[Sequence[RowOperator]]
     samples: list[Sample]
     fetch: Fetcher
     tokenizer: Tokenizer | None
@@ -54,13 +54,13 @@ class Inputs:
 
 def open_inputs(source: WorkSource, operators: Operators, options: Options) -> Inputs:
     """Open the datasets and load the tokenizer, side by side: both mostly run outside the interpreter lock."""
-    cache_options, skips = CacheOptions.from_io_options(options.io_options), options.faults.skips
-    cache, spans = DecodeCache(cache_options.memory_bytes), open_spans(cache_options)
-    chains = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
-    needs = tuple(
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), cache_options.index_dir, skips, spans)
-        for dataset, chain in zip(source.datasets, chains, strict=True)
-    )
+    index_dir, skips = options.cache.index_dir, options.faults.skips
+    cache, spans = DecodeCache(options.cache.memory_bytes), open_spans(options.cache)
+    untyped = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
+    needs = [
+        columns_needed(dataset, chain, operators.encode_for(dataset.name), index_dir, skips, spans)
+        for dataset, chain in zip(source.datasets, untyped, strict=True)
+    ]
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
         loading = helper.submit(_load_tokenizer, operators.encode)
         datasets = tuple(
@@ -68,7 +68,7 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
                 list(dict.fromkeys([*need.columns.values(), need.size_column])),
                 size_column=need.size_column,
                 cache=cache,
-                index_dir=cache_options.index_dir,
+                index_dir=index_dir,
                 is_text=need.is_text,
                 optional=need.optional,
                 spans=spans,
@@ -81,13 +81,15 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
         for opened in datasets:
             _check_lost(opened, options.faults)
         fetch = Fetcher(datasets, [need.columns for need in needs])
-        probed = [probe(chain, fetch.samples(d), source.names[d]) for d, chain in enumerate(chains)]
-        tokenizer = loading.result()
-    for _, _, warning in probed:
-        if warning:
-            _log.warning("%s", warning)
-    chains, samples = [list(operators) for operators, _, _ in probed], [sample for _, sample, _ in probed]
-    return Inputs(datasets, needs, chains, samples, fetch, tokenizer)
+        chains: list[Sequence[RowOperator]] = []
+        samples = []
+        for d, chain in enumerate(untyped):
+            typed, sample, warning = probe(chain, fetch.samples(d), source.names[d])
+            chains.append(typed)
+            samples.append(sample)
+            if warning:
+                _log.warning("%s", warning)
+        return Inputs(datasets, needs, chains, samples, fetch, loading.result())
 
 
 def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:

@@ -15,10 +15,11 @@ the same digest.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,19 +27,20 @@ from typing import Annotated, Any, Literal
 import msgspec
 import numpy as np
 
-from zephon.batch import SampleBatch, combine_digests
-from zephon.columns.appending import append_whole
+from zephon.batch import SampleBatch
+from zephon.columns.appending import append_whole, new_file
+from zephon.config.topology import Topology
 from zephon.errors import DataError
 
 __all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
 
 _HEADER_BYTES = 512
-_RECORD = np.dtype([("sequence", "<u8"), ("digest", "V32")])
+_RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
 
 
 class _Header(msgspec.Struct):
-    """First line of a ledger."""
+    """First line of a ledger: what the ledgers of all ranks of a run agree on."""
 
     zephon_ledger: Literal[1]
     lanes: int
@@ -51,32 +53,26 @@ class LedgerWriter:
 
     Args:
         folder: shared by the ranks of a run; made if it does not exist.
-        header: JSON types; needs "lanes", "global_batch" (or None), "dp_degree", "dp_group_id", "datasets".
+        topology: of the rank.
+        datasets: names by index.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], header: Mapping[str, Any]) -> None:
-        path = Path(folder)
-        name = f"dp{header['dp_degree']}-{header['dp_group_id']}-{time.time_ns()}-{os.getpid()}"
-        line = json.dumps({"zephon_ledger": 1, **header}).encode()
+    def __init__(self, folder: str | os.PathLike[str], topology: Topology, datasets: Sequence[str]) -> None:
+        group = {"dp_degree": topology.dp_degree, "dp_group_id": topology.dp_group_id}
+        header = {"zephon_ledger": 1, "lanes": topology.lanes, "global_batch": topology.global_batch, **group}
+        line = json.dumps({**header, "datasets": list(datasets)}).encode()
         if len(line) >= _HEADER_BYTES:
-            line = json.dumps({"zephon_ledger": 1, **header, "datasets": []}).encode()
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            # Unbuffered: what a killed process had consumed is on record.
-            self._records = open(path / f"{name}.ledger", "xb", buffering=0)  # noqa: SIM115
-            self._spans = open(path / f"{name}.spans", "xb", buffering=0)  # noqa: SIM115
-            self._records.write(line.ljust(_HEADER_BYTES - 1) + b"\n")
-        except OSError as error:
-            raise DataError(
-                f"the ledger cannot be written to {path}: {error.strerror}; give a folder that can."
-            ) from None
+            line = json.dumps({**header, "datasets": []}).encode()
+        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{time.time_ns()}-{os.getpid()}"
+        self._records = new_file(folder, f"{name}.ledger", "the ledger", line.ljust(_HEADER_BYTES - 1) + b"\n")
+        self._spans = new_file(folder, f"{name}.spans", "the ledger")
 
     def write(self, batch: SampleBatch) -> None:
         """Append one batch."""
+        block = batch.block
         entries = np.empty(len(batch), dtype=_RECORD)
         entries["sequence"] = batch.sequence_numbers
-        entries["digest"] = np.frombuffer(b"".join(batch.digests), dtype="V32")
-        block = batch.block
+        entries["digest"] = np.frombuffer(b"".join(batch.digests), dtype=np.uint8).reshape(-1, 32)
         spans = np.empty(len(block.span_row), dtype=_SPAN)
         spans["sequence"] = np.repeat(batch.sequence_numbers, np.diff(block.span_offsets))
         spans["row"], spans["token"] = block.span_row, block.span_token
@@ -104,25 +100,25 @@ class Ledger:
         global_batch: B, or None.
         datasets: names by index; empty where they were too long to keep.
         sequence: int64[n], ascending, each number once.
-        digests: n digests of 32 bytes.
+        digests: uint8[n, 32].
         spans: see the module; sorted by sequence number and place.
     """
 
     name: str
     lanes: int
     global_batch: int | None
-    datasets: tuple[str, ...]
+    datasets: list[str]
     sequence: np.ndarray
     digests: np.ndarray
     spans: np.ndarray
 
     def step_digests(self, global_batch: int) -> dict[int, bytes]:
-        """SHA-256 of every complete step, by its number."""
+        """SHA-256 over the digests of the records of every complete step, by its number."""
         steps, first, counts = np.unique(self.sequence // global_batch, return_index=True, return_counts=True)
+        whole = counts == global_batch
         return {
-            int(step): combine_digests([d.tobytes() for d in self.digests[start : start + global_batch]])
-            for step, start, count in zip(steps, first, counts, strict=True)
-            if count == global_batch
+            step: hashlib.sha256(self.digests[start : start + global_batch].tobytes()).digest()
+            for step, start in zip(steps[whole].tolist(), first[whole].tolist(), strict=True)
         }
 
     def documents(self, sequence: int) -> str:
@@ -142,14 +138,9 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     Raises:
         DataError: there are none, they are damaged, or they contradict each other.
     """
-    if not isinstance(folder, str | os.PathLike):
-        raise DataError(f"a ledger is read from {folder!r}, but must be the path of a folder.")
     path = Path(folder)
-    files = sorted(file for file in path.glob("*.ledger") if file.is_file())
-    if not files:
-        raise DataError(f"{path} holds no ledger (no *.ledger file); pass the folder given as options(ledger=...).")
     heads, records, spans = [], [], []
-    for file in files:
+    for file in sorted(path.glob("*.ledger")):
         content = file.read_bytes()
         if len(content) < _HEADER_BYTES:
             continue  # of a process that was killed before it had consumed anything
@@ -161,26 +152,26 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         other = file.with_suffix(".spans")
         spans.append(_whole_entries(other.read_bytes() if other.exists() else b"", _SPAN))
     if not heads:
-        raise DataError(f"{path} holds no ledger: its *.ledger files are empty, as of processes killed at their start.")
-    head = heads[0]
+        raise DataError(
+            f"{path} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
+        )
     for key in ("lanes", "global_batch", "datasets"):
-        values = {json.dumps(getattr(each, key)) for each in heads}
+        values = sorted({str(getattr(head, key)) for head in heads})
         if len(values) > 1:
-            raise DataError(f"{path} holds ledgers of different runs: {key} is {' and '.join(sorted(values))}.")
+            raise DataError(f"{path} holds ledgers of different runs: {key} is {' and '.join(values)}.")
     entries = np.concatenate(records)
     entries = entries[np.argsort(entries["sequence"], kind="stable")]
-    same = np.flatnonzero(entries["sequence"][1:] == entries["sequence"][:-1])
-    for i in same.tolist():
-        if entries["digest"][i].tobytes() != entries["digest"][i + 1].tobytes():
-            raise DataError(
-                f"{path} contradicts itself: record {entries['sequence'][i]} was consumed twice with different content."
-            )
-    entries = np.delete(entries, same)
+    twice = np.flatnonzero(entries["sequence"][1:] == entries["sequence"][:-1])
+    unequal = (entries["digest"][twice] != entries["digest"][twice + 1]).any(axis=1)
+    if unequal.any():
+        number = entries["sequence"][twice[unequal][0]]
+        raise DataError(f"{path} contradicts itself: record {number} was consumed twice with different content.")
+    entries = np.delete(entries, twice)
     return Ledger(
         name=str(path),
-        lanes=head.lanes,
-        global_batch=head.global_batch,
-        datasets=tuple(head.datasets),
+        lanes=heads[0].lanes,
+        global_batch=heads[0].global_batch,
+        datasets=heads[0].datasets,
         sequence=entries["sequence"].astype(np.int64),
         digests=entries["digest"],
         spans=np.unique(np.concatenate(spans)),
@@ -218,30 +209,26 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         return Difference(None, 0, 0, f"{a.name} has {a.lanes} lanes, {b.name} has {b.lanes}: they are different runs.")
     if not (len(a.sequence) and len(b.sequence)):
         return None
-    batch = a.global_batch or b.global_batch
-    start = max(int(a.sequence[0]), int(b.sequence[0]))
-    end = min(_complete_until(a), _complete_until(b))
-    in_a, in_b = (ledger.sequence[(ledger.sequence >= start) & (ledger.sequence < end)] for ledger in (a, b))
-    missing = np.setxor1d(in_a, in_b)
-    shared = np.intersect1d(a.sequence, b.sequence, assume_unique=True)
-    da = a.digests[np.searchsorted(a.sequence, shared)]
-    db = b.digests[np.searchsorted(b.sequence, shared)]
-    unequal = shared[[x.tobytes() != y.tobytes() for x, y in zip(da, db, strict=True)]] if len(shared) else shared
-    candidates = [int(numbers[0]) for numbers in (missing, unequal) if len(numbers)]
-    if not candidates:
+    start, end = max(a.sequence[0], b.sequence[0]), min(_complete_until(a), _complete_until(b))
+    shared, in_a, in_b = np.intersect1d(a.sequence, b.sequence, assume_unique=True, return_indices=True)
+    alone = np.setxor1d(a.sequence, b.sequence, assume_unique=True)
+    alone = alone[(alone >= start) & (alone < end)]
+    unequal = shared[(a.digests[in_a] != b.digests[in_b]).any(axis=1)]
+    different = np.concatenate([alone, unequal])
+    if not len(different):
         return None
-    sequence = min(candidates)
-    step = sequence // batch if batch else None
-    lane = sequence % a.lanes
-    if len(missing) and sequence == missing[0]:
-        holder, other = (a, b) if sequence in in_a else (b, a)
+    sequence = int(different.min())
+    documents = a.documents(sequence), b.documents(sequence)
+    if sequence in alone:
+        holder, other = (a, b) if sequence in a.sequence else (b, a)
         what = f"only {holder.name} consumed it ({holder.documents(sequence)}), {other.name} did not"
+    elif documents[0] == documents[1]:
+        what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
     else:
-        documents, others = a.documents(sequence), b.documents(sequence)
-        what = f"{a.name} consumed {documents}; {b.name} consumed {others}"
-        if documents == others:
-            what = f"{a.name} and {b.name} consumed the same documents ({documents}) with other tokens"
-    where = f"step {step}, lane {lane}" if step is not None else f"lane {lane}"
+        what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
+    batch, lane = a.global_batch or b.global_batch, sequence % a.lanes
+    step = sequence // batch if batch else None
+    where = f"lane {lane}" if step is None else f"step {step}, lane {lane}"
     return Difference(step, lane, sequence, f"{where} (record {sequence}): {what}.")
 
 

@@ -9,32 +9,22 @@ from typing import Any
 from zephon.errors import PipelineError
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
-from zephon.ops.filter import Filter
-from zephon.ops.functions import MapBatches, MapTransform
 from zephon.ops.mixture import EnsureMixture
-from zephon.ops.pack import PackFlat, PackSequences
+from zephon.ops.pack import PackFlat
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
-from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 
 __all__ = ["Operators"]
 
-_NAMES: dict[type, str] = {
-    EnsureMixture: "ensure_mixture",
-    PackFlat: "pack_flat",
-    PackSequences: "pack_sequences",
-    Shuffle: "shuffle",
-    Batch: "batch",
-}
-# The order of operators; of the first two kinds there may be several.
-_ORDER: tuple[tuple[type, ...], ...] = (
-    (Filter, MapTransform, MapBatches, DecodeText, TextTemplate, StatefulTransform),
+# In their order; of the first two kinds there may be several.
+_PLACES: tuple[tuple[type, ...], ...] = (
+    (RowOperator,),
     (Tokenize, TokenizeChat, Pretokenized),
     (EnsureMixture,),
-    (PackFlat, PackSequences),
+    (PackFlat,),
     (Shuffle,),
     (Batch,),
 )
@@ -63,45 +53,34 @@ class Operators:
         Raises:
             PipelineError: an operator is missing, double or out of place.
         """
-        names = [_NAMES.get(type(operator)) or operator.kind for operator in operators]
-        described = ", ".join(names) or "none"
-        stages = [next(n for n, kinds in enumerate(_ORDER) if isinstance(op, kinds)) for op in operators]
-        rows, encode, mixture, pack, shuffle, batch = (
-            [operator for operator, at in zip(operators, stages, strict=True) if at == stage]
-            for stage in range(len(_ORDER))
+        kinds = ", ".join(operator.kind for operator in operators) or "none"
+        places = [next(n for n, types in enumerate(_PLACES) if isinstance(each, types)) for each in operators]
+        if places != sorted(places):
+            raise PipelineError(
+                f"the operators come in the order {kinds}; they must come as row operators, tokenize, ensure_mixture, "
+                "pack_flat, shuffle, batch."
+            )
+        rows, encode, *others = (
+            [operator for operator, at in zip(operators, places, strict=True) if at == place]
+            for place in range(len(_PLACES))
         )
-        if len(encode) > 1 and not all(operator.datasets for operator in encode):
-            raise PipelineError(
-                f"the pipeline makes tokens in several ways ({described}); say with datasets=[...] which datasets "
-                "each operator is for."
-            )
-        for several in (mixture, pack, shuffle, batch):
-            if len(several) > 1:
-                name = _NAMES[type(several[0])]
-                raise PipelineError(f"the pipeline has {name} twice (its operators: {described}); one is needed.")
-        if stages != sorted(stages):
-            raise PipelineError(
-                f"the operators come in the order {described}; they must come as {'row operators, ' if rows else ''}"
-                f"tokenize, {'ensure_mixture, ' if mixture else ''}pack_flat, shuffle, batch."
-            )
-        if sum(isinstance(operator, StatefulTransform) for operator in rows) > 1:
-            raise PipelineError("the pipeline has stateful_transform twice; put both into one object.")
-        for needed, name in ((encode, "tokenize"), (pack, "pack_flat"), (batch, "batch")):
+        for needed, method in ((encode, "tokenize"), (others[1], "pack_flat"), (others[3], "batch")):
             if not needed:
-                raise PipelineError(f"the pipeline lacks {name} (its operators: {described}); add .{name}(...).")
-        if mixture and pack[0].has_bins:
+                raise PipelineError(f"the pipeline lacks {method} (its operators: {kinds}); add .{method}(...).")
+        stateful = [operator for operator in rows if isinstance(operator, StatefulTransform)]
+        for several in (stateful, *others):
+            if len(several) > 1:
+                raise PipelineError(
+                    f"the pipeline has {several[0].kind} twice (its operators: {kinds}); at most one is possible."
+                )
+        mixture, shuffle = (next(iter(several), None) for several in (others[0], others[2]))
+        pack, batch = others[1][0], others[3][0]
+        if mixture and pack.has_bins:
             raise PipelineError(
-                f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack[0].name} '
-                f"has the algorithm {pack[0].algorithm!r}; take one or the other."
+                f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.kind} '
+                f"has the algorithm {pack.algorithm!r}; take one or the other."
             )
-        return Operators(
-            rows=tuple(rows),
-            encode=tuple(encode),
-            mixture=mixture[0] if mixture else None,
-            pack=pack[0],
-            shuffle=shuffle[0] if shuffle else None,
-            batch=batch[0],
-        )
+        return Operators(tuple(rows), tuple(encode), mixture, pack, shuffle, batch)
 
     @property
     def is_plain(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a run tells of itself: shares of tokens, packing, what is left over, and the metrics of a training loop."""
+"""What a run tells of itself: shares of tokens, packing, and what is left over."""
 
 from __future__ import annotations
 
@@ -7,28 +7,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zephon.batch import SampleBatch
 from zephon.columns.lane_start import LaneStart
 from zephon.engine.totals import Totals
-from zephon.ops.base import PackCounts
 from zephon.run.compile import Compiled
 
 __all__ = [
     "Account",
     "LeftOver",
     "Mixture",
-    "Packing",
-    "Progress",
-    "loader_metrics",
     "mixture_line",
     "mixture_of",
-    "packing_of",
 ]
 
 
 @dataclass(frozen=True)
 class Account:
-    """The place of a stream and what it has counted.
+    """The place of a stream and its counts.
 
     Attributes:
         starts: by owned lane, where it would have to begin to go on after the last batch.
@@ -65,7 +59,6 @@ class Mixture:
         dropped: rows that operators left out on purpose, such as a filter.
         failed: rows left out because they could not be used, see `options(on_error="skip")`.
         window: share of the tokens of each lane's last whole window; as `achieved` before the first has ended.
-        window_tokens: tokens of those windows; 0 before the first has ended.
     """
 
     target: float
@@ -77,37 +70,23 @@ class Mixture:
     dropped: int = 0
     failed: int = 0
     window: float = 0.0
-    window_tokens: int = 0
 
 
 def mixture_of(compiled: Compiled, account: Account | None) -> dict[str, Mixture]:
     """Target and achieved shares by dataset name, before the first batch where there is no account."""
-    names, topology = compiled.plan.dataset_names, compiled.topology
-    totals = account.totals if account else Totals(len(names))
-    given = account.given if account else np.zeros(len(names), dtype=np.int64)
-    handed_out = int(given.sum())
+    names = compiled.plan.dataset_names
+    zeros = np.zeros(len(names), dtype=np.int64)
+    totals, given, begun = (account.totals, account.given, account.begun) if account else (Totals(len(names)), zeros, 0)
     # A group has its share of every round, so all groups together have had that many times as much.
-    start = account.begun * topology.dp_degree * compiled.operators.pack.record_length if account else 0
-    end = start + handed_out * topology.dp_degree
-    shares = compiled.source.shares_between(start, end, compiled.tokens_per_step)
-    window = sum(list(totals.windows.values()), np.zeros_like(totals.tokens))
-    window_tokens = int(window.sum())
-    mixture = {}
-    for d, name in enumerate(names):
-        achieved = int(given[d]) / handed_out if handed_out else 0.0
-        mixture[name] = Mixture(
-            target=shares[name],
-            achieved=achieved,
-            given=int(given[d]),
-            tokens=int(totals.tokens[d]),
-            rows=int(totals.rows[d]),
-            skipped=int(totals.skipped[d]),
-            dropped=int(totals.dropped[d]),
-            failed=int(totals.failed[d]),
-            window=int(window[d]) / window_tokens if window_tokens else achieved,
-            window_tokens=int(window[d]),
-        )
-    return mixture
+    groups = compiled.topology.dp_degree
+    start = begun * groups * compiled.operators.pack.record_length
+    shares = compiled.source.shares_between(start, start + int(given.sum()) * groups, compiled.tokens_per_step)
+    window = sum(list(totals.windows.values()), zeros)
+    achieved = given / max(1, given.sum())
+    of_window = window / window.sum() if window.any() else achieved
+    counts = (given, totals.tokens, totals.rows, totals.skipped, totals.dropped, totals.failed)
+    columns = [column.tolist() for column in (achieved, *counts, of_window)]
+    return {name: Mixture(shares[name], *values) for name, *values in zip(names, *columns, strict=True)}
 
 
 def mixture_line(mixture: Mapping[str, Mixture]) -> str:
@@ -115,57 +94,6 @@ def mixture_line(mixture: Mapping[str, Mixture]) -> str:
     return ", ".join(
         f"{name} {each.achieved:.2%} of {each.target:.2%} (last window {each.window:.2%})"
         for name, each in mixture.items()
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Packing:
-    """How documents were packed, in this process since its stream was last begun.
-
-    Records ahead of the consumer are counted, and so are those made again after a restore.
-
-    Attributes:
-        records: records made.
-        slots: places for tokens in them.
-        tokens: real tokens in them; the other places are padding.
-        documents: documents that had tokens.
-        oversized: documents longer than a record.
-        split: documents that are in more than one record.
-        dropped: documents left out because they are longer than a record.
-        dropped_tokens: tokens of the dropped ones.
-    """
-
-    records: int
-    slots: int
-    tokens: int
-    documents: int
-    oversized: int
-    split: int
-    dropped: int
-    dropped_tokens: int
-
-    @property
-    def efficiency(self) -> float:
-        """Real tokens per place; 1 before the first record."""
-        return self.tokens / self.slots if self.slots else 1.0
-
-    @property
-    def padding(self) -> float:
-        """Share of places that are padded."""
-        return 1.0 - self.efficiency
-
-
-def packing_of(counts: PackCounts, record_length: int) -> Packing:
-    """The counts of a stream, for people."""
-    return Packing(
-        records=counts.records,
-        slots=counts.records * record_length,
-        tokens=counts.tokens,
-        documents=counts.documents,
-        oversized=counts.oversized,
-        split=counts.split,
-        dropped=counts.dropped,
-        dropped_tokens=counts.dropped_tokens,
     )
 
 
@@ -180,84 +108,3 @@ class LeftOver:
 
     tokens: int
     records: int
-
-
-@dataclass(slots=True)
-class Progress:
-    """What a loader has done since it was built.
-
-    Attributes:
-        batches: microbatches handed out.
-        wait: seconds that the trainer waited for them, the making of tensors included.
-        places: places for tokens in them.
-        padding: places without a real token.
-        tokens: int64[n_datasets], the real tokens by dataset; 0 before the first batch.
-    """
-
-    batches: int = 0
-    wait: float = 0.0
-    places: int = 0
-    padding: int = 0
-    tokens: np.ndarray | int = 0
-
-    def add(self, batch: SampleBatch, wait: float) -> None:
-        """Count a microbatch for which the trainer waited `wait` seconds."""
-        places, tokens = batch.tokens.size, batch.tokens_by_dataset()
-        self.batches += 1
-        self.wait += wait
-        self.places += places
-        self.padding += places - int(tokens.sum())
-        self.tokens = self.tokens + tokens
-
-    def counts(self, since: Progress, mixture: Mapping[str, Mixture]) -> np.ndarray:
-        """float64[4 + 3 * n_datasets], for `loader_metrics`, to be added up over ranks.
-
-        Batches, seconds of wait, places and padding since then; by dataset, since the loader was built, tokens used,
-        rows skipped and rows failed.
-        """
-        used = np.broadcast_to(self.tokens, len(mixture))
-        by_dataset = [(tokens, part.skipped, part.failed) for tokens, part in zip(used, mixture.values(), strict=True)]
-        progress = (
-            self.batches - since.batches,
-            self.wait - since.wait,
-            self.places - since.places,
-            self.padding - since.padding,
-        )
-        return np.concatenate([progress, np.array(by_dataset).reshape(-1)]).astype(np.float64)
-
-
-def loader_metrics(counts: np.ndarray, targets: Mapping[str, float], cursor: int) -> dict[str, float]:
-    """Metrics of a training loop.
-
-    zephon/data_wait(s)
-        Mean time that the trainer waited for each of the batches, which an integration may set to the steps instead.
-    zephon/padding(%)
-        Share of places that hold no real token.
-    zephon/cursor
-        Records that all ranks have used since the start of the run.
-    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
-        Tokens used since the process started; their share of all; the share wanted.
-    zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
-        Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
-        are included.
-
-    Args:
-        counts: sum of `Progress.counts` over the ranks that read different data.
-        targets: wanted share of tokens by dataset name.
-        cursor: records that all ranks have used since the start of the run.
-    """
-    batches, wait, places, padding = counts[:4].tolist()
-    by_dataset = counts[4:].reshape(-1, 3)
-    total = max(1.0, float(by_dataset[:, 0].sum()))
-    metrics = {
-        "zephon/data_wait(s)": wait / max(1, batches),
-        "zephon/padding(%)": 100 * padding / max(1, places),
-        "zephon/cursor": float(cursor),
-    }
-    for (name, target), (tokens, skipped, failed) in zip(targets.items(), by_dataset.tolist(), strict=True):
-        metrics[f"zephon/tokens/{name}"] = tokens
-        metrics[f"zephon/mixture/{name}"] = tokens / total
-        metrics[f"zephon/mixture_target/{name}"] = target
-        metrics[f"zephon/skipped_rows/{name}"] = skipped
-        metrics[f"zephon/failed_rows/{name}"] = failed
-    return metrics

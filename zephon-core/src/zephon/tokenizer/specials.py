@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from zephon.config.keys import quote
 from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
 
@@ -58,11 +59,11 @@ def resolve_special_tokens(policy: SpecialTokens, bos: int | None, eos: int | No
         TokenizerError: the policy needs a token that the tokenizer does not declare.
     """
     adds_bos, adds_eos = "bos" in policy, "eos" in policy or policy == "auto"
-    for added, token_id, role in ((adds_bos, bos, "bos_token"), (adds_eos, eos, "eos_token")):
+    for added, token_id, kind in ((adds_bos, bos, "BOS"), (adds_eos, eos, "EOS")):
         if added and token_id is None:
             raise TokenizerError(
-                f"special_tokens is {policy!r}, which needs a {role}, and the tokenizer declares none; name it in "
-                "tokenizer_config.json or choose another policy."
+                f"special_tokens is {quote(policy)}, which needs {kind}, and the tokenizer declares none; name it as "
+                f"{kind.lower()}_token in tokenizer_config.json or choose another policy."
             )
     if policy == "auto" and bos != eos:
         adds_bos = True

@@ -23,9 +23,9 @@ import pyarrow as pa
 
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
-from zephon.data.columns import check_columns, physical_columns, sound_table, with_paths
+from zephon.data.columns import check_columns, physical_columns, sound_table, sound_type, with_paths
 from zephon.data.fetch import Spans
-from zephon.data.formats.sequential import SequentialBytes, read_range
+from zephon.data.formats.sequential import SequentialBytes
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
@@ -70,35 +70,20 @@ class Group:
     first_row: int  # in the shard, for error messages
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class ShardScan:
-    """What a scan finds in one shard; the arrays are int64[n_groups], groups without rows are left out.
+    """What a scan finds in one shard.
 
-    digest: hex, changes when the content does as far as the format can tell without decoding.
-    columns: top-level column names (JSON lines: the keys of the first rows).
-    types: of each column, Arrow's name of the type that it is read as, or "" where that has no name. JSON lines: what
-        the first rows hold.
-    group_bytes: uncompressed bytes of the size column, approximate.
+    Attributes:
+        digest: hex, changes when the content does as far as the format can tell without decoding.
+        columns: the top-level columns (JSON lines: the keys of the first rows) with Arrow's name of the type that each
+            is read as, "" where that has no name. JSON lines: what the first rows hold.
+        groups: int64[n_groups, 4], see `Groups`; groups without rows are left out. Bytes are the uncompressed ones of
+            the size column, approximate.
     """
 
-    digest: str
-    columns: tuple[str, ...]
-    group_rows: npt.NDArray[np.int64]
-    group_bytes: npt.NDArray[np.int64]
-    group_offset: npt.NDArray[np.int64]
-    group_length: npt.NDArray[np.int64]
-    types: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, digest: str, columns: pa.Schema | Mapping[str, str], groups: Groups) -> ShardScan:
-        """From the columns with their types, and (rows, bytes, offset, length) per group."""
+    def __init__(self, digest: str, columns: Mapping[str, str], groups: Groups) -> None:
         table = np.array(groups, np.int64).reshape(-1, 4)
-        table = np.ascontiguousarray(table[table[:, 0] > 0].T)
-        if isinstance(columns, pa.Schema):
-            names, kinds = tuple(columns.names), tuple(_type_name(kind) for kind in columns.types)
-        else:
-            names, kinds = tuple(columns), tuple(columns.values())
-        return cls(digest, names, table[0], table[1], table[2], table[3], kinds)
+        self.digest, self.columns, self.groups = digest, columns, table[table[:, 0] > 0]
 
 
 class Shard:
@@ -138,14 +123,15 @@ class Shard:
 
     def content(self, group: Group) -> pa.Buffer:
         """The bytes of a group whose offset and length count bytes."""
-        data = read_range(self.file, group.offset, group.length, self._packed)
+        if self._packed is not None:
+            data = self._packed.read(group.offset, group.length)
+        else:
+            with self.file.open() as handle:
+                handle.seek(group.offset)
+                data = handle.read_buffer(group.length)
         if len(data) != group.length:
             raise ValueError(f"it ends at byte {group.offset + len(data)}")
         return data
-
-    def row_bytes(self, columns: Sequence[str]) -> float:
-        """Uncompressed bytes per row of `columns`; 0 where that is not known."""
-        return 0.0
 
     def close(self) -> None:
         """Lets go of files that are held open, if any; a later `read` may open them again."""
@@ -201,7 +187,8 @@ class Format:
             shard = self.open_shard(file)
             check_columns(shard.schema, [size_column], size_column if is_text else None, file.path)
             digest, groups = shard.scan(size_column)
-            return ShardScan.of(digest, with_paths(shard.schema, size_column), groups)
+            columns = {field.name: _type_name(field.type) for field in with_paths(shard.schema, size_column)}
+            return ShardScan(digest, columns, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         """The top-level columns of a file, and for formats that have no types of their own what to read each as."""
@@ -231,8 +218,7 @@ class ShardReader:
     def __init__(self, fmt: str, shard: Shard, columns: Sequence[str], text_column: str | None) -> None:
         self.fmt, self.shard, self.file = fmt, shard, shard.file
         self.columns, self.text_column = list(columns), text_column
-        self.physical = physical_columns(columns)
-        self.digest = shard.digest
+        self.physical, self.digest = physical_columns(columns), shard.digest
 
     def read(self, group: Group) -> pa.Table:
         """The wanted columns, in order, exactly `group.rows` rows, one chunk per column, checked to be sound.
@@ -253,11 +239,6 @@ class ShardReader:
         """(start, length) of the bytes that `read` will fetch, to be read ahead from a store; None: not known."""
         return self.shard.ranges(group, self.physical)
 
-    @property
-    def row_bytes(self) -> float:
-        """Bytes per row of the wanted columns, uncompressed; 0 where the format cannot tell."""
-        return self.shard.row_bytes(self.physical)
-
     def close(self) -> None:
         """Lets go of files that are held open, if any; a later `read` may open them again."""
         self.shard.close()
@@ -265,18 +246,10 @@ class ShardReader:
 
 def _type_name(kind: pa.DataType) -> str:
     """The name of the type that `sound_table` makes of a column, "" for types that are not found by their name."""
-    if isinstance(kind, pa.BaseExtensionType):
-        return _type_name(kind.storage_type)
-    if pa.types.is_dictionary(kind):
-        return _type_name(kind.value_type)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return "large_string"
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
-        return "large_binary"
+    kind = sound_type(kind)
     name = str(kind)
-    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or name in ("bool", "null"):
-        return name
-    return ""
+    named = name in ("bool", "null", "large_string", "large_binary")
+    return name if named or pa.types.is_integer(kind) or pa.types.is_floating(kind) else ""
 
 
 @contextmanager
@@ -364,7 +337,7 @@ def token_lists(values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]) -> pa.
 
 
 @contextmanager
-def library(module: str, extra: str, path: str) -> Iterator[Any]:
+def library(name: str, path: str) -> Iterator[Any]:
     """The library that reads a format, for use inside `corrupt_data_errors`.
 
     A panic of one that is written in Rust, which is no `Exception`, comes out as a ValueError.
@@ -373,14 +346,14 @@ def library(module: str, extra: str, path: str) -> Iterator[Any]:
         DataError: it is not installed.
     """
     try:
-        found = importlib.import_module(module)
+        module = importlib.import_module(name)
     except ImportError as error:
         raise DataError(
-            f"'{path}' is read with the library {extra} of the same project, which is missing or does not work here "
-            f"({str(error)[:100]}); install it with: pip install 'zephon-core[{extra}]'"
+            f"'{path}' is read with the library {name} of the same project, which is missing or does not work here "
+            f"({str(error)[:100]}); install it with: pip install 'zephon-core[{name}]'"
         ) from error
     try:
-        yield found
+        yield module
     except BaseException as error:
         if type(error).__name__ == "PanicException":
             raise ValueError(f"its library gave up: {str(error)[:200]}") from error

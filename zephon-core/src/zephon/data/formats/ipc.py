@@ -22,6 +22,7 @@ from pyarrow import types
 
 from zephon.data.columns import top_level
 from zephon.data.formats.base import MAX_GROUP_ROWS, Group, Groups, Shard
+from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
 __all__ = ["IpcShard"]
@@ -39,10 +40,11 @@ Span = tuple[int, int]
 
 
 class IpcShard(Shard):
-    """The record batches of `file`, a `StoredFile` or anything with its `path`, `size` and `open`."""
+    """The record batches of a file, or of the Arrow file that is bytes `start` to `end` of it."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: StoredFile, start: int = 0, end: int | None = None) -> None:
         super().__init__(file)
+        self._start, self._end = start, file.size if end is None else end
         with file.open() as handle:
             first = next(self._messages(handle))
             self._prelude = handle.read_at(first.end - first.start, first.start)
@@ -56,7 +58,7 @@ class IpcShard(Shard):
                 digest.update(message.head)
                 if message.kind == _BATCH:
                     size = self._text_bytes(message, sized, handle)
-                    groups.append((message.rows, size, message.start, message.end - message.start))
+                    groups.append((message.rows, size, message.start - self._start, message.end - message.start))
         return digest.hexdigest()[:32], groups
 
     def ranges(self, group: Group, columns: Sequence[str]) -> None:
@@ -81,7 +83,7 @@ class IpcShard(Shard):
 
     def _messages(self, handle: Any) -> Iterator[_Message]:
         """All messages. What is cut short shows: a file ends with a footer, a stream must end with its end mark."""
-        start, end, listed = _bounds(handle, self.file)
+        start, end, listed = self._bounds(handle)
         batches = 0
         while start < end and (message := _message_at(handle, start, end)) is not None:
             batches += message.kind == _BATCH
@@ -92,6 +94,26 @@ class IpcShard(Shard):
         if listed not in (None, batches):
             raise ValueError(f"its footer lists {listed} record batches and {batches} are there")
 
+    def _bounds(self, handle: Any) -> tuple[int, int, int | None]:
+        """Where the messages begin and end, and the number of batches in the footer; None in a stream, without one."""
+        start, end = self._start, self._end
+        mark = handle.read_at(64, start)
+        if mark[:4] == b"FEA1":
+            raise DataError(
+                f"'{self.file.path}' is a Feather V1 file, which is no Arrow IPC file; write it again as Feather V2"
+            )
+        if mark[:6] != _FILE_MARK:
+            return start, end, None
+        tail = handle.read_at(10, max(end - 10, 0))
+        length = int.from_bytes(tail[:4], "little", signed=True)
+        if tail[4:] != _FILE_MARK or not 0 < length <= end - start - 18:
+            raise ValueError("it does not end with the footer of an Arrow file")
+        footer = handle.read_at(length, end - 10 - length)
+        _, batches = _vector(footer, _at("<I", footer, 0), 3, item_bytes=24)
+        # Arrow's Rust library begins the messages at byte 64, with zeros before.
+        first = next((at for at in range(8, 64, 8) if any(mark[at : at + 8])), 64)
+        return start + first, end - 10 - length, batches
+
     @cached_property
     def _dictionaries(self) -> list[Span]:
         if not any(_has_dictionary(field.type) for field in self.schema):
@@ -101,25 +123,25 @@ class IpcShard(Shard):
 
     def _stream_of(self, handle: Any, group: Group, wanted: Sequence[str]) -> pa.Buffer:
         """Schema, dictionaries and one batch as a stream in memory, the batch without its unwanted columns."""
-        before = [(start, end) for start, end in self._dictionaries if start < group.offset]
+        place = self._start + group.offset
+        before = [(start, end) for start, end in self._dictionaries if start < place]
         prelude = b"".join([self._prelude, *(handle.read_at(end - start, start) for start, end in before)])
-        message = _message_at(handle, group.offset, group.offset + group.length)
-        if message is None or message.kind != _BATCH or message.end != group.offset + group.length:
+        message = _message_at(handle, place, place + group.length)
+        if message is None or message.kind != _BATCH or message.end != place + group.length:
             raise ValueError("no record batch is there")
         buffer = pa.allocate_buffer(len(prelude) + group.length)
         view = memoryview(buffer).cast("B")
         view[: len(prelude)] = prelude
-        batch, body = view[len(prelude) :], message.body_start - message.start
+        batch, body = view[len(prelude) :], message.body_start - place
         spans = [(0, body)]
         if (columns := self._buffers(message, wanted)) is None:
-            spans.append((body, message.end - message.start))
-        else:
-            for buffers in columns:
-                filled = [(offset, offset + length) for offset, length in buffers if length]
-                if filled:
-                    spans.append((body + min(filled)[0], body + max(end for _, end in filled)))
+            spans.append((body, group.length))
+        for buffers in columns or ():
+            filled = [(offset, offset + length) for offset, length in buffers if length]
+            if filled:
+                spans.append((body + min(filled)[0], body + max(end for _, end in filled)))
         for start, end in spans:
-            handle.seek(message.start + start)
+            handle.seek(place + start)
             if handle.readinto(batch[start:end]) != end - start:
                 raise ValueError("it ends early")
         return buffer
@@ -128,12 +150,9 @@ class IpcShard(Shard):
     def _counts(self) -> list[int]:
         """How many buffers each column has, which follows from its type: counted on empty columns."""
         empty = self.schema.empty_table()
-        counts = []
-        for number in range(len(self.schema)):
-            batch = pa.record_batch([empty.column(number).combine_chunks()], names=["c"])
-            message = _message_at(pa.BufferReader(batch.serialize()), 0, 1 << 62)
-            counts.append(len(message.buffers) if message else 0)
-        return counts
+        batches = [pa.record_batch([empty.column(n).combine_chunks()], names=["c"]) for n in range(len(self.schema))]
+        messages = [_message_at(pa.BufferReader(batch.serialize()), 0, 1 << 62) for batch in batches]
+        return [len(message.buffers) if message else 0 for message in messages]
 
     def _buffers(self, message: _Message, columns: Sequence[str]) -> list[Sequence[Span]] | None:
         """(offset in the body, length) of the buffers of each of `columns`, since a batch holds column after column.
@@ -176,25 +195,6 @@ class _Message:
     is_compressed: bool = False
     is_variadic: bool = False
     buffers: tuple[Span, ...] = ()  # (offset in the body, length) of each Arrow buffer of a batch
-
-
-def _bounds(handle: Any, file: Any) -> tuple[int, int, int | None]:
-    """Where the messages begin and end, and the number of batches in the footer; None in a stream, which has none."""
-    mark = handle.read_at(8, 0)
-    if mark[:4] == b"FEA1":
-        raise DataError(f"'{file.path}' is a Feather V1 file, which is no Arrow IPC file; write it again as Feather V2")
-    if mark[:6] != _FILE_MARK:
-        return 0, file.size, None
-    tail = handle.read_at(10, max(file.size - 10, 0))
-    length = int.from_bytes(tail[:4], "little", signed=True)
-    if tail[4:] != _FILE_MARK or not 0 < length <= file.size - 18:
-        raise ValueError("it does not end with the footer of an Arrow file")
-    footer = handle.read_at(length, file.size - 10 - length)
-    _, batches = _vector(footer, _at("<I", footer, 0), 3, item_bytes=24)
-    # Arrow's Rust library begins the messages at byte 64, with zeros before.
-    padding = handle.read_at(56, 8)
-    start = next((8 + at for at in range(0, 56, 8) if padding[at : at + 8].strip(b"\0")), 64)
-    return start, file.size - 10 - length, batches
 
 
 def _message_at(handle: Any, start: int, limit: int) -> _Message | None:

@@ -13,11 +13,13 @@ import hashlib
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json
@@ -76,26 +78,25 @@ class JsonLines(Format):
     def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
         digest = hashlib.sha256()
         groups: list[tuple[int, int, int, int]] = []
+        lines: list[bytes] = []
         offset = 0
         with corrupt_data_errors(file, self.name):
-            for checksum, length, rows in _runs(file):
-                digest.update(b"%d %d %d;" % (checksum, length, rows))
-                groups.append((rows, length, offset, length))
-                offset += length
-            lines = _head(file) if groups else []
+            for run in _runs(file):
+                rows = int(np.count_nonzero(np.frombuffer(run, np.uint8) == _NEWLINE)) + (run[-1] != _NEWLINE)
+                # CRC-32 is the fastest checksum of the standard library: 7 GB/s here, SHA-256 2 GB/s.
+                digest.update(b"%d %d %d;" % (zlib.crc32(run), len(run), rows))
+                groups.append((rows, len(run), offset, len(run)))
+                lines = lines if offset else _head(run)
+                offset += len(run)
         name = digest.hexdigest()[:32]
-
-        def scanned(skips: bool) -> ShardScan:
-            return ShardScan.of(name, _keys_of_head(file, lines, size_column, is_text, skips), groups)
-
-        return _with_rest(scanned)
+        return _with_rest(lambda skips: ShardScan(name, _columns(file, lines, size_column, is_text, skips), groups))
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
-        with corrupt_data_errors(file, self.name):
-            lines = _head(file)
+        with corrupt_data_errors(file, self.name), closing(_runs(file)) as runs:
+            lines = _head(next(runs, b""))
 
         def columns(skips: bool) -> dict[str, str | None]:
-            kinds = _kinds_of(_sound_rows(lines, lambda row, line: _fields(line, file, row), skips))
+            kinds = _kinds_of(_parsed(lines, file, skips))
             return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
 
         return _with_rest(columns)
@@ -168,94 +169,56 @@ class _JsonLinesReader(ShardReader):
         return rescued(group.rows, read, content, self.columns, group.first_row)
 
 
-def _runs(file: StoredFile) -> Iterator[tuple[int, int, int]]:
-    """(CRC-32, bytes, rows) of each run of the file.
-
-    CRC-32 because it is the fastest checksum of the standard library (7 GB/s here, SHA-256 2 GB/s); one per run and
-    a SHA-256 over them make the digest of the shard. Counting newlines in NumPy runs at 15 GB/s without the GIL.
-    """
-    block = bytearray(RUN_BYTES)
-    view, filled = memoryview(block), 0
-    array = np.frombuffer(block, np.uint8)
-    long_crc, long_bytes = 0, 0  # what has gone by of a line longer than a block
-    before = 0  # lines, those of earlier runs
-
-    with open_stream(file, codec_of(file.path)) as source:
-        at_end = False
-        while not at_end or filled:
-            while filled < RUN_BYTES and not at_end:
-                count = source.readinto(view[filled:])
-                filled += count
-                at_end = count == 0
+def _runs(file: StoredFile) -> Generator[bytes | bytearray]:
+    """The file, in runs of whole lines."""
+    long = bytearray()  # the beginning of a line longer than a block
+    block, at_end, row = b"", False, 0
+    with open_stream(file, codec_of(file.path)) as stream:
+        while block or not at_end:
+            while len(block) < RUN_BYTES and not at_end:
+                more = stream.read(RUN_BYTES - len(block))
+                block, at_end = block + more, not more
             # A long line ends at the first newline; otherwise the run takes all lines that are whole.
-            end = (block.find if long_bytes else block.rfind)(b"\n", 0, filled) + 1
-            if at_end and (end == 0 or not long_bytes):
-                end = filled  # the last line may lack its newline
-            if end == 0:
-                long_crc, long_bytes, filled = zlib.crc32(view[:filled], long_crc), long_bytes + filled, 0
-                if long_bytes > _MAX_LINE_BYTES:
-                    _refuse_length(file, before)
-                continue
-            if long_bytes and long_bytes + end - (block[end - 1] == _NEWLINE) > _MAX_LINE_BYTES:
-                _refuse_length(file, before)
-            rows = int(np.count_nonzero(array[:end] == _NEWLINE)) + (block[end - 1] != _NEWLINE)
-            yield zlib.crc32(view[:end], long_crc), long_bytes + end, rows
-            long_crc, long_bytes, before = 0, 0, before + rows
-            block[: filled - end] = block[end:filled]
-            filled -= end
-        if long_bytes:  # the file ends with a long line that fills its last block exactly and has no newline
-            yield long_crc, long_bytes, 1
+            end = (block.find if long else block.rfind)(b"\n") + 1
+            if at_end and (end == 0 or not long):
+                end = len(block)  # the last line may lack its newline
+            run = block[:end]
+            if long or not end:
+                long += run or block
+                if len(long) - long.endswith(b"\n") > _MAX_LINE_BYTES:
+                    _refuse(
+                        file,
+                        row,
+                        f"is longer than {_MAX_LINE_BYTES:,} bytes, the most that are read as one document",
+                        "JSON lines hold one document per line, so check that it is such a file",
+                    )
+            block = block[end:] if end else b""
+            if end:
+                row += run.count(b"\n")
+                yield long or run
+                long = bytearray()
+        if long:  # it fills its last block exactly and has no newline
+            yield long
 
 
-def _head(file: StoredFile) -> list[bytes]:
-    """The lines of the first run of the file, at most `_HEAD_ROWS`."""
-    with open_stream(file, codec_of(file.path)) as source:
-        blocks = [source.read(RUN_BYTES)]
-        at_end = len(blocks[0]) < RUN_BYTES
-        while not at_end and b"\n" not in blocks[-1] and len(blocks) * RUN_BYTES <= _MAX_LINE_BYTES:
-            blocks.append(source.read(RUN_BYTES))
-            at_end = not blocks[-1]
-    data = b"".join(blocks)
-    end = data.rfind(b"\n", 0, RUN_BYTES) + 1 or data.find(b"\n") + 1
-    if at_end or not end:
-        end = len(data)
-    lines = data[:end].split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS]
-    if len(lines[0]) > _MAX_LINE_BYTES:
-        _refuse_length(file, 0)
-    return lines
+def _head(run: bytes | bytearray) -> list[bytes]:
+    """The first lines of a file by its first run."""
+    return bytes(run).split(b"\n", _HEAD_ROWS)[:_HEAD_ROWS]
 
 
-def _refuse_length(file: StoredFile, row: int) -> NoReturn:
-    _refuse(
-        file,
-        row,
-        f"is longer than {_MAX_LINE_BYTES:,} bytes, the most that are read as one document",
-        "JSON lines hold one document per line, so check that it is such a file",
-    )
-
-
-def _keys_of_head(
-    file: StoredFile, lines: Sequence[bytes], size_column: str, is_text: bool, skips: bool
-) -> dict[str, str]:
+def _columns(file: StoredFile, lines: Sequence[bytes], size_column: str, is_text: bool, skips: bool) -> dict[str, str]:
     """The keys of the first rows, sorted, and what they hold, with what `size_column` needs of later rows ("null").
 
     `DataError` when the file has no `size_column`. With `skips`, rows that are no good are passed over.
     """
-    template = template_of(size_column)
-
-    def read(row: int, line: bytes) -> Fields:
-        fields = _fields(line, file, row)
-        if is_text and template is None:
-            _value(fields, size_column, "document", file, row)
-        return fields
-
-    kinds = _kinds_of(_sound_rows(lines, read, skips))
+    is_template = template_of(size_column) is not None
+    kinds = _kinds_of(_parsed(lines, file, skips, size_column if is_text and not is_template else None))
     late = [name for name in physical_columns([size_column]) if kinds and not has_column(name, kinds)]
     if late:
         kinds.update(dict.fromkeys(_later_keys(file, late), "null"))
         # What a template names may be missing in a file; whether it is in none is known when all are.
-        for name in late if template is None else ():
-            if not has_column(name, kinds):
+        for name in late:
+            if not is_template and not has_column(name, kinds):
                 raise missing_column(name, sorted(kinds), file.path)
     return dict(sorted(kinds.items()))
 
@@ -283,12 +246,15 @@ def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _sound_rows(lines: Iterable[bytes], read: Callable[[int, bytes], Fields], skips: bool) -> list[Fields]:
-    """The lines as `read` reads them; with `skips`, those that it cannot read are left out."""
+def _parsed(lines: Iterable[bytes], file: StoredFile, skips: bool, text_column: str | None = None) -> list[Fields]:
+    """The first lines of a file, whose `text_column` must be text; with `skips`, without those that are no good."""
     rows = []
     for row, line in enumerate(lines):
         try:
-            rows.append(read(row, line))
+            fields = _fields(line, file, row)
+            if text_column is not None:
+                _value(fields, text_column, "document", file, row)
+            rows.append(fields)
         except Damaged:
             if not skips:
                 raise
@@ -330,31 +296,22 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
 
 
 def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
-    """What Arrow is told to look for: each column as a key and, where its name may be a path, below other keys.
+    """What Arrow looks for: each column as a key and, where its name may be a path, below other keys.
 
     None where one of the columns lies inside of another.
     """
-    trees: dict[str, Any] = {}
-    for name in kinds:
-        if "." in name:
-            *parts, last = name.split(".")
-            tree = trees
-            for part in parts:
-                tree = tree.setdefault(part, {})
-                if not isinstance(tree, dict):
-                    return None
-            if last in tree:
-                return None
-            tree[last] = kinds[name]
-    if trees.keys() & kinds.keys():
+    schemas = [pa.schema([(name, _TYPES[kind]) for name, kind in kinds.items()])]
+    for name, kind in kinds.items():
+        top, *parts = name.split(".")
+        below = _TYPES[kind]
+        for part in reversed(parts):
+            below = pa.struct([(part, below)])
+        if parts:
+            schemas.append(pa.schema([(top, below)]))
+    try:
+        return pa.unify_schemas(schemas, promote_options="permissive")
+    except pa.ArrowTypeError:
         return None
-
-    def type_of(tree: Any) -> pa.DataType:
-        if isinstance(tree, dict):
-            return pa.struct([(key, type_of(below)) for key, below in tree.items()])
-        return _TYPES[tree]
-
-    return pa.schema([(name, type_of(below)) for name, below in {**kinds, **trees}.items()])
 
 
 def _with_path_columns(table: pa.Table, kinds: Kinds) -> pa.Table:
@@ -369,7 +326,7 @@ def _with_path_columns(table: pa.Table, kinds: Kinds) -> pa.Table:
     return table
 
 
-def _line_shape(data: Any) -> tuple[int, bool]:
+def _line_shape(data: npt.NDArray[np.uint8]) -> tuple[int, bool]:
     """The number of lines of uint8[n] `data`, and whether each begins with ``{`` and ends with ``}``.
 
     No JSON value holds ``}`` newline ``{`` outside of a string, and no string holds a bare newline. So where every
@@ -394,9 +351,8 @@ def _parse_line_by_line(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: 
         fields = _fields(line, file, row)
         for column, (name, kind) in zip(columns, kinds.items(), strict=True):
             column.append(_value(fields, name, kind, file, row))
-    return pa.table(
-        {name: column_of(column).cast(_TYPES[kinds[name]]) for name, column in zip(kinds, columns, strict=True)}
-    )
+    types = [_TYPES[kind] for kind in kinds.values()]
+    return pa.table([column_of(column).cast(kind) for column, kind in zip(columns, types, strict=True)], list(kinds))
 
 
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -464,25 +420,19 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
         return None
     first = chr(value[0])
     try:
+        text = value.decode()
         if first == '"' and kind in ("document", "text"):
             return _STRING.decode(value)
         if kind in ("text", "json"):
-            return value.decode()
-    except ValueError:
-        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({_first_bad(value)})", "repair or drop that line")
+            return text
+    except ValueError as error:
+        bad = f"byte {value[error.start]:#04x}" if isinstance(error, UnicodeDecodeError) else "a lone surrogate"
+        _refuse(file, row, f"is not valid UTF-8 in '{name}' ({bad})", "repair or drop that line")
     if kind == "number" and first in "-0123456789NI":
         return float(value)
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")
-
-
-def _first_bad(text: bytes) -> str:
-    try:
-        text.decode()
-    except UnicodeDecodeError as error:
-        return f"byte {text[error.start]:#04x} at {error.start}"
-    return "a lone surrogate"
 
 
 def _named(value: bytes) -> str:

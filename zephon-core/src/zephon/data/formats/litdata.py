@@ -10,14 +10,11 @@ Layouts: litdata/streaming/writer.py and framed_zstd.py; LitData's own reader un
 
 from __future__ import annotations
 
-import hashlib
 import json
 import posixpath
 import re
 import struct
-from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.data.fetch import Spans
-from zephon.data.formats.base import TOKENS, Format, Group, Groups, Shard, read_exactly, run_groups, sample_digest
+from zephon.data.formats.base import TOKENS, Format, Group, Shard, read_exactly
 from zephon.data.formats.ipc import IpcShard
 from zephon.data.formats.samples import (
     INDEX_NAME,
@@ -34,7 +31,6 @@ from zephon.data.formats.samples import (
     Field,
     FieldSpans,
     SampleShard,
-    packed_checksum,
     read_head,
     read_index,
     select_indexed,
@@ -57,7 +53,6 @@ _TORCH |= {15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8", 19: "|b1", 20: "<u2"}
 _NUMPY = dict(enumerate(["<i1", "<i2", "<i4", "<i8", "<u1", "<u2", "<u4", "<u8", "<f2", "<f4", "<f8"]))
 _ARRAYS = {"no_header_tensor": _TORCH, "no_header_numpy": _NUMPY}
 
-_MAX_LAYOUTS = 16
 _layouts: dict[tuple[str, int, int], _Layout] = {}
 
 
@@ -83,87 +78,86 @@ class LitData(Format):
 
     def open_shard(self, file: StoredFile) -> Shard:
         layout = _layout(file.beside(INDEX_NAME))
-        if _PACKED.search(file.path):
-            return _Chunk(file, layout)
-        with file.open() as handle:
-            if (inner := _arrow_part(file, handle)) is not None:
-                return IpcShard(inner)
-            head = read_exactly(handle, 0, min(_FRAMED.size, file.size), file.size)
-            if head[:8] == _FRAMED_MARK:
-                return _FramedChunk(file, layout, handle, head)
-        return _Chunk(file, layout)
+        codec = "zstd" if self.is_sequential(file.path) else None
+        if codec is None:
+            with file.open() as handle:
+                if (start := _arrow_start(file, handle)) is not None:
+                    return IpcShard(file, start, file.size - 12)
+                head = read_exactly(handle, 0, min(_FRAMED.size, file.size), file.size)
+                if head[:8] == _FRAMED_MARK:
+                    return _FramedChunk(file, layout, handle, head)
+        return _Chunk(file, layout, codec)
 
 
 class _Chunk(SampleShard):
     """A chunk of items, or of token ids, one after the other; each item may be packed, or the whole chunk."""
 
-    def __init__(self, file: StoredFile, layout: _Layout) -> None:
-        codec = "zstd" if _PACKED.search(file.path) else None
-        super().__init__(file, layout.fields, codec)
-        self._layout = layout
+    def __init__(self, file: StoredFile, layout: _Layout, codec: str | None) -> None:
         with open_stream(file, codec) as stream:
-            head, self.offsets = read_head(stream, file, codec is not None)
-        if self.offsets[0] != len(head) or (codec is None and self.offsets[-1] != file.size):
-            raise ValueError(f"its items are not bytes {len(head)} to {file.size}, one after the other")
-        self._described = layout.text + head[4:]
-
-    def content_digest(self) -> str:
-        if self.codec is not None:
-            content = b"%d" % packed_checksum(self.file, self.codec, int(self.offsets[0]), int(self.offsets[-1]))
-        else:
-            with self.file.open() as handle:
-                content = sample_digest(handle, self.file.size, 4)
-        return hashlib.sha256(self._described + content).hexdigest()[:32]
+            head, offsets = read_head(stream, file, codec is not None)
+        if len(head) != 4 * (len(offsets) + 1):
+            raise ValueError(f"its items begin at byte {len(head)}, not behind its offsets")
+        super().__init__(file, layout.fields, codec, layout.text + head[4:], offsets)
+        self._is_tokens, self._is_packed_items = layout.is_tokens, layout.is_packed_items and codec is None
 
     def samples(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
         data = self.content(group)
-        return _unframed(data, ends) if self._layout.is_packed_items and self.codec is None else (data, ends)
+        return _unframed(data, ends) if self._is_packed_items else (data, ends)
 
     def spans(self, data: pa.Buffer, ends: npt.NDArray[np.int64]) -> list[FieldSpans]:
-        return [(ends[:-1], ends[1:])] if self._layout.is_tokens else super().spans(data, ends)
+        return [(ends[:-1], ends[1:])] if self._is_tokens else super().spans(data, ends)
 
 
-class _FramedChunk(_Chunk):
+class _FramedChunk(SampleShard):
     """A chunk of zstd frames of many items each: a group is a frame, its offset that in what the frames hold."""
 
     def __init__(self, file: StoredFile, layout: _Layout, handle: Any, head: bytes) -> None:
-        SampleShard.__init__(self, file, layout.fields, None)
-        self._layout = layout
         _, version, _, count, _, n_frames = _FRAMED.unpack(head)
         if version != 1:
             raise ValueError(f"its frames are of the unknown version {version}")
         table = read_exactly(handle, _FRAMED.size, 4 * (count + 1) + _FRAME.itemsize * n_frames, file.size)
-        self.offsets = offsets = np.frombuffer(table, "<u4", count + 1).astype(np.int64)
+        offsets = np.frombuffer(table, "<u4", count + 1).astype(np.int64)
         self._frames = frames = np.frombuffer(table, _FRAME, n_frames, offset=4 * (count + 1))
-        self._firsts = firsts = frames["first"].astype(np.int64)
+        super().__init__(file, layout.fields, None, layout.text + head + table, offsets)
         items, lengths = frames["items"].astype(np.int64), frames["length"].astype(np.int64)
-        begin = _FRAMED.size + len(table) + np.cumsum(lengths) - lengths
-        in_turn = np.array_equal(firsts, np.cumsum(items) - items) and np.array_equal(frames["offset"], begin)
-        if not n_frames or (items < 1).any() or not in_turn or int(items.sum()) != count:
-            raise ValueError("its frames do not follow each other")
-        if int(begin[-1] + lengths[-1]) != file.size or offsets[0] != 0 or (np.diff(offsets) < 0).any():
-            raise ValueError("its frames are not as long as it is")
-        if not np.array_equal(np.diff(offsets[np.append(firsts, count)]), frames["size"]):
-            raise ValueError("its frames are not as long as their items")
-        self._described = layout.text + head + table
-
-    def scan(self, size_column: str) -> tuple[str, Groups]:
-        return self.content_digest(), run_groups(self.offsets, np.append(self._firsts, len(self.offsets) - 1))
+        self.bounds = np.concatenate([[0], np.cumsum(items)])
+        begin = len(head) + len(table) + np.cumsum(lengths) - lengths
+        fits = (
+            n_frames > 0
+            and (items > 0).all()
+            and self.bounds[-1] == count
+            and np.array_equal(frames["first"], self.bounds[:-1])
+            and np.array_equal(frames["offset"], begin)
+            and begin[-1] + lengths[-1] == file.size
+            and offsets[0] == 0
+            and (np.diff(offsets) >= 0).all()
+            and np.array_equal(np.diff(offsets[self.bounds]), frames["size"])
+        )
+        if not fits:
+            raise ValueError("its table of frames does not fit its items and its size")
 
     def ranges(self, group: Group, columns: Any) -> list[tuple[int, int]]:
-        frame = self._frames[np.searchsorted(self._firsts, group.first_row)]
+        assert self.bounds is not None
+        frame = self._frames[np.searchsorted(self.bounds, group.first_row)]
         return [(int(frame["offset"]), int(frame["length"]))]
 
     def samples(self, group: Group, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
         ((offset, length),) = self.ranges(group, ())
+        if group.length > _MAX_FRAME_BYTES:
+            raise ValueError(f"a frame claims {group.length} bytes")
         with self.file.open() as handle:
             packed = read_exactly(handle, offset, length, self.file.size)
-        return pa.py_buffer(_inflated(packed, group.length)), ends
+        if not group.length:
+            return pa.py_buffer(b""), ends
+        data = pa.decompress(packed, decompressed_size=group.length, codec="zstd")
+        if len(data) != group.length:
+            raise ValueError(f"a frame has {len(data)} bytes, where {group.length} were expected")
+        return data, ends
 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """What index.json says of all chunks, and their names; `text` is what of it enters digests."""
+    """What index.json says of all chunks, and their names; `text` is the part of it that enters digests."""
 
     chunks: tuple[str, ...]
     fields: tuple[Field, ...]
@@ -176,14 +170,14 @@ def _layout(index: StoredFile) -> _Layout:
     # All chunks have one index, which for a large dataset is megabytes of JSON.
     key = (index.path, index.size, index.mtime_ns)
     if (layout := _layouts.get(key)) is None:
-        if len(_layouts) >= _MAX_LAYOUTS:
+        if len(_layouts) >= 16:
             _layouts.clear()
-        layout = _layouts[key] = read_index(index, "LitData", lambda told: _parsed(told, index.path))
+        layout = _layouts[key] = read_index(index, "LitData", lambda content: _parsed(content, index.path))
     return layout
 
 
-def _parsed(told: Any, path: str) -> _Layout:
-    config, chunks = told["config"], tuple(chunk["filename"] for chunk in told["chunks"])
+def _parsed(content: Any, path: str) -> _Layout:
+    config, chunks = content["config"], tuple(chunk["filename"] for chunk in content["chunks"])
     if not all(isinstance(name, str) for name in chunks):
         raise ValueError("a chunk has no name")
     formats, spec = config["data_format"], config["data_spec"]
@@ -209,8 +203,6 @@ def _names(spec: Any, prefix: str) -> list[str]:
     if kind is None:
         return [prefix]
     keys = json.loads(spec["context"]) if kind.endswith("dict") else range(len(children))
-    if len(keys) != len(children):
-        raise ValueError("data_spec has keys without values")
     return [
         name
         for key, child in zip(keys, children, strict=True)
@@ -236,32 +228,19 @@ def _field(name: str, encoding: str) -> Field:
     return Field(name, "bytes", refusal=refusal)
 
 
-def _inflated(packed: bytes, size: int) -> bytes:
-    """The content of a zstd frame that must have so many bytes."""
-    if size > _MAX_FRAME_BYTES:
-        raise ValueError(f"a frame claims {size} bytes")
-    if not size:
-        return b""
-    data: bytes = pa.decompress(packed, decompressed_size=size, codec="zstd", asbytes=True)
-    if len(data) != size:
-        raise ValueError(f"a frame has {len(data)} bytes, where {size} were expected")
-    return data
-
-
 def _unframed(data: pa.Buffer, ends: npt.NDArray[np.int64]) -> tuple[pa.Buffer, npt.NDArray[np.int64]]:
     """Items that are a zstd frame each, uncompressed."""
-    raw = memoryview(data)
     parts = []
     for start, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True):
-        with pa.CompressedInputStream(pa.BufferReader(raw[start:end]), "zstd") as stream:
+        with pa.CompressedInputStream(pa.BufferReader(data[start:end]), "zstd") as stream:
             parts.append(stream.read())
     new_ends = np.zeros(len(ends), np.int64)
     np.cumsum([len(part) for part in parts], out=new_ends[1:])
     return pa.py_buffer(b"".join(parts)), new_ends
 
 
-def _arrow_part(file: StoredFile, handle: Any) -> Any:
-    """The Arrow file at the end of a chunk, None where there is none."""
+def _arrow_start(file: StoredFile, handle: Any) -> int | None:
+    """Where the Arrow file at the end of a chunk begins, None where there is none."""
     if file.size < 24:
         return None
     tail = read_exactly(handle, file.size - 12, 12, file.size)
@@ -272,37 +251,4 @@ def _arrow_part(file: StoredFile, handle: Any) -> Any:
     count = int.from_bytes(read_exactly(handle, 0, 4, file.size), "little")
     if start < 4 + 4 * (count + 1):
         raise ValueError(f"the Arrow file at its end claims {length} bytes")
-    return _ArrowPart(file.path, length, start, file)
-
-
-@dataclass(frozen=True, slots=True)
-class _ArrowPart:
-    """The Arrow file at the end of a chunk, as if it were a `StoredFile` of `size` bytes."""
-
-    path: str
-    size: int
-    start: int
-    outer: StoredFile
-
-    @contextmanager
-    def open(self) -> Iterator[Any]:
-        with self.outer.open() as handle:
-            yield _Part(handle, self.start)
-
-
-class _Part:
-    """Reads of a file that count from `start`."""
-
-    def __init__(self, handle: Any, start: int) -> None:
-        self._handle, self._start = handle, start
-
-    def read_at(self, length: int, offset: int) -> bytes:
-        data: bytes = self._handle.read_at(length, self._start + offset)
-        return data
-
-    def seek(self, offset: int) -> None:
-        self._handle.seek(self._start + offset)
-
-    def readinto(self, buffer: Any) -> int:
-        count: int = self._handle.readinto(buffer)
-        return count
+    return start

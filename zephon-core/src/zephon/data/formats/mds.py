@@ -8,7 +8,6 @@ Layout: streaming/base/format/mds of mosaicml-streaming, whose own reader unpick
 
 from __future__ import annotations
 
-import hashlib
 import json
 from functools import partial
 from typing import Any
@@ -18,19 +17,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.data.fetch import Spans
-from zephon.data.formats.base import Format, Shard, sample_digest
+from zephon.data.formats.base import Format, Shard
 from zephon.data.formats.samples import (
     INDEX_NAME,
     PICKLED,
     Field,
     FieldSpans,
     SampleShard,
-    array_column,
-    list_type,
-    packed_checksum,
     read_head,
     read_index,
-    read_stream,
     select_indexed,
 )
 from zephon.data.formats.sequential import CODECS, SNAPPY, open_stream
@@ -40,16 +35,9 @@ from zephon.errors import DataError
 __all__ = ["MosaicShards"]
 
 _CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
-_MAX_CONFIG_BYTES = 1 << 20
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
 _BYTES = frozenset(["bytes", "pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[jpeg]", "list[pil]", "list[png]"])
-_PICKLED = frozenset(["pkl", "pickle"])
-_NUMBERS = {
-    "int": "<i8",
-    **{f"{kind}int{bits}": f"<{kind or 'i'}{bits // 8}" for kind in ("", "u") for bits in (8, 16, 32, 64)},
-    **{f"float{bits}": f"<f{bits // 8}" for bits in (16, 32, 64)},
-}
-# How the type of an array is noted where the column leaves it open.
+# The numbers, and how the type of an array is noted where the column leaves it open.
 _NOTED = {8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32"}
 _NOTED |= {64: "uint64", 65: "int64", 66: "float64"}
 
@@ -68,31 +56,10 @@ class MosaicShards(Format):
         return select_indexed(listing, keep, path, spans, _shard_names, above=True)
 
     def open_shard(self, file: StoredFile) -> Shard:
-        return _MosaicShard(file)
-
-
-class _MosaicShard(SampleShard):
-    def __init__(self, file: StoredFile) -> None:
         codec = _codec(file.path)
         with open_stream(file, codec) as stream:
-            head, self.offsets = read_head(stream, file, codec is not None)
-            length = int(self.offsets[0]) - len(head)
-            if length > _MAX_CONFIG_BYTES:
-                raise ValueError(f"its samples begin at byte {int(self.offsets[0])}, behind a head of {len(head)}")
-            config = read_stream(stream, length)
-        self._head = head + config
-        super().__init__(file, _fields(config, file.path), codec)
-
-    def content_digest(self) -> str:
-        digest, end = hashlib.sha256(self._head), int(self.offsets[-1])
-        if self.codec is not None:
-            digest.update(b"%d" % packed_checksum(self.file, self.codec, len(self._head), end))
-        else:
-            if end != self.file.size:
-                raise ValueError(f"its samples end at byte {end}, and it has {self.file.size}")
-            with self.file.open() as handle:
-                digest.update(sample_digest(handle, end, 4))
-        return digest.hexdigest()[:32]
+            head, offsets = read_head(stream, file, codec is not None)
+        return SampleShard(file, _fields(head[4 * (len(offsets) + 1) :], file.path), codec, head, offsets)
 
 
 def _codec(name: str) -> str | None:
@@ -102,11 +69,11 @@ def _codec(name: str) -> str | None:
 def _shard_names(index: StoredFile) -> list[tuple[str, ...]] | None:
     """The names of each shard that an index lists: plain, compressed or both. None: it lists no shards."""
 
-    def names(told: Any) -> list[tuple[str, ...]] | None:
-        if isinstance(told, dict) and "shards" not in told:
+    def names(content: Any) -> list[tuple[str, ...]] | None:
+        if isinstance(content, dict) and "shards" not in content:
             return None
         listed = []
-        for shard in told["shards"]:
+        for shard in content["shards"]:
             files = [shard.get(key) for key in ("raw_data", "zip_data")]
             entry = tuple(each["basename"] for each in files if each is not None)
             if not entry or not all(isinstance(name, str) for name in entry):
@@ -119,46 +86,46 @@ def _shard_names(index: StoredFile) -> list[tuple[str, ...]] | None:
 
 
 def _fields(config: bytes, path: str) -> list[Field]:
-    damaged = "its description of the columns is damaged"
-    try:
-        told = json.loads(config)
-        described = list(zip(*(told[f"column_{key}"] for key in ("names", "encodings", "sizes")), strict=True))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"{damaged}: {str(error)[:100]}") from error
+    """The columns that a shard describes.
+
+    Raises:
+        ValueError: the description is damaged.
+    """
+    content = json.loads(config)
+    described = list(zip(*(content[f"column_{key}"] for key in ("names", "encodings", "sizes")), strict=True))
     for name, encoding, size in described:
         sized = size is None or (type(size) is int and 0 <= size < 2**32)
         if not isinstance(name, str) or not isinstance(encoding, str) or not sized:
-            raise ValueError(damaged)
+            raise ValueError("its description of the columns is damaged")
     if not described or len({name for name, _, _ in described}) != len(described):
-        raise ValueError(damaged)
+        raise ValueError("its description of the columns is damaged")
     return [_field(name, encoding, size, path) for name, encoding, size in described]
 
 
 def _field(name: str, encoding: str, size: int | None, path: str) -> Field:
     kind, _, rest = encoding.partition(":")
-    if kind in _NUMBERS:
-        return Field(name, "number", _NUMBERS[kind], size)
+    if kind == "int" or kind in _NOTED.values():
+        return Field(name, "number", np.dtype("int64" if kind == "int" else kind).newbyteorder("<").str, size)
     if kind == "ndarray":
         dtype, _, shape = rest.partition(":")
         if dtype and dtype not in _NOTED.values():
             raise ValueError(f"column '{name}' has arrays of the unknown type {dtype[:40]}")
-        decode = partial(_arrays, name=name, dtype=dtype, shape=shape, path=path)
-        return Field(name, "array", dtype or "int64", size, decode=decode)
+        values_of = partial(_values_of, name=name, dtype=dtype, shape=shape, path=path)
+        return Field(name, "array", dtype or "int64", size, values_of=values_of)
     refusal = ""
-    if kind in _PICKLED:
+    if kind in ("pkl", "pickle"):
         refusal = PICKLED
     elif kind not in _TEXT | _BYTES:
         refusal = f"is encoded as {encoding[:40]!r}, which is not known; write it as str, json, bytes or numbers"
     return Field(name, "text" if kind in _TEXT else "bytes", "", size, refusal)
 
 
-def _arrays(data: pa.Buffer, spans: FieldSpans, *, name: str, dtype: str, shape: str, path: str) -> pa.Array:
-    """Arrays of one dimension; type and shape stand before the values where the column leaves them open."""
+def _values_of(
+    data: pa.Buffer, spans: FieldSpans, *, name: str, dtype: str, shape: str, path: str
+) -> tuple[FieldSpans, str]:
+    """Where the values of arrays lie, behind their type and shape where the column leaves these open; their type."""
     starts, ends = spans
     raw = np.frombuffer(data, np.uint8)
-    noted = list_type(dtype or "int64")
-    if not len(starts):
-        return pa.array([], noted)
 
     def byte(at: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         if (at >= ends).any():
@@ -167,24 +134,17 @@ def _arrays(data: pa.Buffer, spans: FieldSpans, *, name: str, dtype: str, shape:
 
     if not dtype:
         codes = np.unique(byte(starts))
-        if len(codes) != 1 or int(codes[0]) not in _NOTED:
+        if len(codes) > 1 or not set(codes.tolist()) <= _NOTED.keys():
             raise ValueError(f"column '{name}' has arrays of several or unknown types")
-        dtype, starts = _NOTED[int(codes[0])], starts + 1
+        dtype, starts = _NOTED[int(codes[0])] if len(codes) else "int64", starts + 1
+    # Shapes begin with 4 times the number of dimensions, plus the logarithm of the bytes of each.
     dimensions = np.full(len(starts), len(shape.split(","))) if shape else byte(starts) >> 2
     if (dimensions != 1).any():
         raise DataError(
             f"column '{name}' of '{path}' holds arrays of several dimensions, and lists of numbers were expected"
         )
     if not shape:
-        width = 1 << (byte(starts) & 3)
-        starts = starts + 1 + width
-        if (starts > ends).any():
-            raise ValueError(f"an array of column '{name}' is cut off")
-        length = np.zeros(len(starts), np.int64)
-        for place in range(int(width.max())):  # little-endian, of 1 to 8 bytes
-            part = raw[np.minimum(starts - width + place, len(raw) - 1)].astype(np.int64)
-            length += np.where(place < width, part << (8 * min(place, 7)), 0)
-        if not np.array_equal(length * np.dtype(dtype).itemsize, ends - starts):
-            raise ValueError(f"an array of column '{name}' is not as long as it says")
-    column = array_column(data, (starts, ends), dtype)
-    return column if column.type == noted else column.cast(noted)
+        starts = starts + 1 + (1 << (byte(starts) & 3))
+    if (starts > ends).any():
+        raise ValueError(f"an array of column '{name}' is cut off")
+    return (starts, ends), dtype

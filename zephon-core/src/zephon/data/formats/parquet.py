@@ -16,7 +16,6 @@ __all__ = ["Parquet"]
 
 # The end of a file that is fetched at once; holds nearly every footer, and costs no more than a few bytes would.
 _TAIL_BYTES = 64 * 1024
-_SIZED_GROUPS = 16
 
 
 class Parquet(Format):
@@ -58,14 +57,6 @@ class _ParquetShard(Shard):
         for leaf, path in enumerate(self._leaves):
             if any(path.startswith(f"{name}.") for name in columns):
                 yield row_group.column(leaf)
-
-    def row_bytes(self, columns: Sequence[str]) -> float:
-        """Over the first row groups of the file."""
-        size = rows = 0
-        for number in range(min(self._metadata.num_row_groups, _SIZED_GROUPS)):
-            rows += max(self._metadata.row_group(number).num_rows, 0)
-            size += sum(max(chunk.total_uncompressed_size, 0) for chunk in self._chunks(number, columns))
-        return size / max(1, rows)
 
     def ranges(self, group: Group, columns: Sequence[str]) -> list[tuple[int, int]]:
         """The column chunks that are read, neighbours in one."""

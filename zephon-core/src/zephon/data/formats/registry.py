@@ -99,10 +99,13 @@ def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | N
     """
     names = listing.names
     kinds = _kinds(names)
+    keep = [i for i, kind in enumerate(kinds) if kind is not None and not kind.is_fallback]
+    keep = keep or [i for i, kind in enumerate(kinds) if kind is not None]
     if fmt is not None:
         chosen = format_named(fmt)
-        keep = [i for i, kind in enumerate(kinds) if kind is chosen]
-        if not chosen.found_by_name:
+        if chosen.found_by_name:
+            keep = [i for i, kind in enumerate(kinds) if kind is chosen]
+        else:
             keep = [i for i, name in enumerate(names) if name.lower().endswith(chosen.suffixes)]
         keep = keep or [i for i, kind in enumerate(kinds) if kind is None or kind.is_fallback or len(kinds) == 1]
         if not keep:
@@ -110,34 +113,26 @@ def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | N
                 f"'{path}' holds no {fmt} file (endings {', '.join(chosen.suffixes)}), but for example "
                 f"'{names[0]}'; correct the path, or fmt"
             )
-        return chosen, chosen.select(listing, keep, path, spans)
-    keep = [i for i, kind in enumerate(kinds) if kind is not None and not kind.is_fallback]
-    keep = keep or [i for i, kind in enumerate(kinds) if kind is not None]
-    if not keep:
+    elif keep:
+        found: dict[Format, str] = {}
+        for i in keep:
+            if (kind := kinds[i]) is not None:
+                found.setdefault(kind, f"{kind.name} ('{names[i]}')")
+        chosen = next(iter(found))
+        if len(found) > 1:
+            shown = " and ".join([*found.values()][:2])
+            raise DataError(f"'{path}' holds files of two formats, {shown}; name the one to read with fmt")
+    else:
         known = formats().values()
         endings = dict.fromkeys(suffix for each in known for suffix in each.suffixes)
-        lacking = [
-            each for each in known if each.companion and any(name.lower().endswith(each.suffixes) for name in names)
-        ]
+        lacking = [each for each in known if each.companion and any(n.lower().endswith(each.suffixes) for n in names)]
         companions = " or ".join(each.companion for each in lacking)
         more = f"; a {lacking[0].suffixes[0]} file needs {companions} beside it, or a fmt" if lacking else ""
         raise DataError(
             f"no file of '{path}' has an ending of a known format, for example '{names[0]}'; "
             f"the endings are {', '.join(endings)}, or name the format with fmt{more}"
         )
-    first = keep[0]
-    for i in keep:
-        if kinds[i] is not kinds[first]:
-            raise DataError(
-                f"'{path}' holds files of two formats, {_name(kinds[first])} ('{names[first]}') and {_name(kinds[i])} "
-                f"('{names[i]}'); name the one to read with fmt"
-            )
-    chosen = format_named(_name(kinds[first]))
     return chosen, chosen.select(listing, keep, path, spans)
-
-
-def _name(kind: Format | None) -> str:
-    return kind.name if kind is not None else ""
 
 
 def _kinds(names: list[str]) -> list[Format | None]:

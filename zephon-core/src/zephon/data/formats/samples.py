@@ -2,11 +2,12 @@
 
 A file begins with uint32 n, the number of samples, and uint32[n + 1], where each begins. A sample is the uint32 sizes
 of its fields of varying size, then the fields. All samples of a group are decoded at once, column by column, by Arrow
-and NumPy. What the files of a dataset are is said by index.json.
+and NumPy. Which files a dataset has is said by index.json.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 import zlib
@@ -18,33 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from zephon.columns.arrow import int64_array
+from zephon.columns.arrow import bool_array, int64_array
 from zephon.data.columns import top_level
 from zephon.data.fetch import Spans
-from zephon.data.formats.base import Group, Groups, Shard, read_exactly, run_groups, token_lists
+from zephon.data.formats.base import Group, Groups, Shard, read_exactly, run_groups, sample_digest, token_lists
 from zephon.data.formats.sequential import open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
 
-__all__ = [
-    "INDEX_NAME",
-    "PICKLED",
-    "Field",
-    "FieldSpans",
-    "SampleShard",
-    "array_column",
-    "list_type",
-    "packed_checksum",
-    "read_head",
-    "read_index",
-    "read_stream",
-    "select_indexed",
-]
+__all__ = ["INDEX_NAME", "PICKLED", "Field", "FieldSpans", "SampleShard", "read_head", "read_index", "select_indexed"]
 
 INDEX_NAME = "index.json"
 PICKLED = "holds pickled Python objects, which can run code when read and are refused; write it as text or numbers"
 
-_MAX_INDEX_BYTES = 1 << 30
 _MAX_SAMPLES = 1 << 27
 # Samples per byte of a compressed file; the table of offsets alone, which ascend, takes a byte for three at most.
 _MOST_PACKED = 16
@@ -56,40 +43,31 @@ FieldSpans = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a sample.
-
-    Attributes:
-        name: the column.
-        kind: "text", "bytes", "number" or "array" (of numbers, of one dimension).
-        dtype: of numbers, for NumPy.
-        size: bytes, None where they stand at the start of each sample.
-        refusal: why the column is not read, "" where it is.
-        decode: for arrays that are not their values alone.
-    """
+    """One field of a sample, a column."""
 
     name: str
-    kind: str
-    dtype: str = ""
-    size: int | None = None
-    refusal: str = ""
-    decode: Callable[[pa.Buffer, FieldSpans], pa.Array] | None = None
+    kind: str  # "text", "bytes", "number" or "array" (of numbers, of one dimension)
+    dtype: str = ""  # of numbers, for NumPy
+    size: int | None = None  # bytes; None where they stand at the start of each sample
+    refusal: str = ""  # why the column is not read, "" where it is
+    # Where the values of arrays begin that do not begin with the field.
+    values_of: Callable[[pa.Buffer, FieldSpans], tuple[FieldSpans, str]] | None = None
 
     @property
     def type(self) -> pa.DataType:
         if self.kind == "number":
             return pa.from_numpy_dtype(np.dtype(self.dtype))
         if self.kind == "array":
-            return list_type(self.dtype)
+            return _list_type(self.dtype)
         return pa.large_string() if self.kind == "text" else pa.large_binary()
 
     def column(self, data: pa.Buffer, spans: FieldSpans) -> pa.Array:
         """`type`[n] of the values at `spans` in `data`."""
-        if self.decode is not None:
-            return self.decode(data, spans)
         if self.kind == "number":
-            return _number_column(data, spans, self.dtype)
+            return _number_column(data, spans, np.dtype(self.dtype))
         if self.kind == "array":
-            return array_column(data, spans, self.dtype)
+            spans, dtype = self.values_of(data, spans) if self.values_of is not None else (spans, self.dtype)
+            return _array_column(data, spans, np.dtype(dtype)).cast(self.type)
         column = _bytes_column(data, spans)
         return column.view(pa.large_string()) if self.kind == "text" else column
 
@@ -97,23 +75,33 @@ class Field:
 class SampleShard(Shard):
     """A file of samples. Group offset and length are bytes, uncompressed where `codec` packs the file as a whole.
 
-    Subclasses set `offsets` int64[n_samples + 1], where the samples begin, and give `content_digest`.
+    Args:
+        described: all that says what the samples are, and where.
+        offsets: int64[n_samples + 1], where the samples begin.
     """
 
-    offsets: npt.NDArray[np.int64]
+    bounds: npt.NDArray[np.int64] | None = None  # of groups, in samples, where the file has groups of its own
 
-    def __init__(self, file: StoredFile, fields: Sequence[Field], codec: str | None) -> None:
+    def __init__(
+        self,
+        file: StoredFile,
+        fields: Sequence[Field],
+        codec: str | None,
+        described: bytes,
+        offsets: npt.NDArray[np.int64],
+    ) -> None:
         super().__init__(file, codec)
-        self.fields = fields
+        self.fields, self.described, self.offsets = fields, described, offsets
         self.schema = pa.schema([(field.name, field.type) for field in fields])
 
-    def content_digest(self) -> str:
-        """Hex digest of the file, all of which is seen to be there and, where it is compressed, to be sound."""
-        raise NotImplementedError
-
     def scan(self, size_column: str) -> tuple[str, Groups]:
-        # Samples are small or their text is most of them; a share would need all of the file to be read.
-        return self.content_digest(), run_groups(self.offsets)
+        if self.codec is not None:
+            content = b"%d" % _packed_checksum(self.file, self.codec, int(self.offsets[0]), int(self.offsets[-1]))
+        else:
+            with self.file.open() as handle:
+                content = sample_digest(handle, self.file.size, 4)
+        # Samples are small or their text is most of them; its share would need all of the file to be read.
+        return hashlib.sha256(self.described + content).hexdigest()[:32], run_groups(self.offsets, self.bounds)
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         wanted = set(top_level(columns, self.schema.names))
@@ -138,22 +126,24 @@ class SampleShard(Shard):
 
 
 def read_head(stream: Any, file: StoredFile, is_packed: bool) -> tuple[bytes, npt.NDArray[np.int64]]:
-    """The head of a file, and its offsets int64[n + 1], which ascend and begin behind it."""
-    head = read_stream(stream, 8)
+    """The head of a file up to its first sample, and its offsets int64[n + 1], which ascend."""
+    head = _read_stream(stream, 8)
     count, begin = (int(number) for number in np.frombuffer(head, "<u4"))
     length = 4 * (count + 2)
     # All this is checked before the offsets are read: a small compressed file can become any number of bytes.
     most = _MOST_PACKED * file.size if is_packed else file.size // 4
-    if count > min(most, _MAX_SAMPLES) or begin < length:
+    if count > min(most, _MAX_SAMPLES) or not length <= begin <= length + _READ_BYTES:
         raise ValueError(f"it claims {count} samples from byte {begin} on, and has {file.size} bytes")
-    head += read_stream(stream, length - len(head))
-    offsets = np.frombuffer(head, "<u4", offset=4)
-    if (offsets[1:] < offsets[:-1]).any():
+    head += _read_stream(stream, begin - len(head))
+    offsets = np.frombuffer(head, "<u4", count + 1, offset=4).astype(np.int64)
+    if (np.diff(offsets) < 0).any():
         raise ValueError("its offsets do not ascend")
-    return head, offsets.astype(np.int64)
+    if not is_packed and offsets[-1] != file.size:
+        raise ValueError(f"its samples end at byte {offsets[-1]}, and it has {file.size}")
+    return head, offsets
 
 
-def read_stream(stream: Any, length: int) -> bytes:
+def _read_stream(stream: Any, length: int) -> bytes:
     """Exactly so many bytes, in pieces, for `length` comes from the file and may be anything."""
     parts = []
     while length:
@@ -165,10 +155,10 @@ def read_stream(stream: Any, length: int) -> bytes:
     return b"".join(parts)
 
 
-def packed_checksum(file: StoredFile, codec: str, begin: int, end: int) -> int:
+def _packed_checksum(file: StoredFile, codec: str, begin: int, end: int) -> int:
     """CRC-32 of the uncompressed bytes from `begin` to `end`, where the file must end; no more than that is read."""
     with open_stream(file, codec) as stream:
-        read_stream(stream, begin)
+        _read_stream(stream, begin)
         position, checksum = begin, 0
         while position <= end and (block := stream.read(_READ_BYTES)):
             position, checksum = position + len(block), zlib.crc32(block, checksum)
@@ -183,14 +173,12 @@ def read_index(index: StoredFile, what: str, parse: Callable[[Any], Any]) -> Any
     Raises:
         DataError: it is damaged, or no such index.
     """
-    if index.size > _MAX_INDEX_BYTES:
-        raise DataError(f"'{index.path}' has {index.size:,} bytes, which is no index of {what}; restore or remove it")
     try:
         with index.open() as handle:
             return parse(json.loads(read_exactly(handle, 0, index.size, index.size)))
     except DataError:
         raise
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error)[:100]
         raise DataError(f"'{index.path}' is no index of {what}, or damaged ({reason}); restore or remove it") from error
 
@@ -212,40 +200,36 @@ def select_indexed(
     Args:
         entries: the files that an index names, each by the names it may have; None: it is an index of other things.
     """
-    place = {name: i for i, name in enumerate(listing.names)}
-    folders = {posixpath.dirname(listing.names[i]): i for i in reversed(keep)}
+    names = listing.names
+    place = {name: i for i, name in enumerate(names)}
+    folders = {posixpath.dirname(names[i]): i for i in reversed(keep)}
     searched = {parent for folder in folders for parent in _with_parents(folder)} if above else set(folders)
-    named: set[str] = set()
-    governed: set[str] = set()
+    named, governed = set[str](), set[str]()
     for folder in sorted(searched):
         index = place.get(posixpath.join(folder, INDEX_NAME))
-        if index is None and above:
+        if index is not None:
+            file = listing.file(index, spans)
+        elif above:
             continue
-        at = index if index is not None else folders[folder]
-        file = listing.file(at, spans) if index is not None else listing.file(at, spans).beside(INDEX_NAME)
+        else:
+            file = listing.file(folders[folder], spans).beside(INDEX_NAME)
         listed = entries(file)
         if listed is None:
             continue
         governed.add(folder)
         for entry in listed:
-            names = [posixpath.join(folder, name) for name in entry]
-            present = next((name for name in names if name in place), None)
-            if present is not None:
-                named.add(present)
-            elif index is not None:
+            present = [name for each in entry if (name := posixpath.join(folder, each)) in place]
+            named.update(present[:1])
+            if not present and index is not None:
                 raise DataError(
                     f"'{file.path}' names '{entry[0][:200]}', which is not there; restore that file, or write the "
                     "dataset anew"
                 )
-    kept = [
-        i
-        for i in keep
-        if listing.names[i] in named or governed.isdisjoint(_with_parents(posixpath.dirname(listing.names[i])))
-    ]
+    kept = [i for i in keep if names[i] in named or governed.isdisjoint(_with_parents(posixpath.dirname(names[i])))]
     if not kept:
         raise DataError(
-            f"'{path}' holds no file that its index.json names, but for example '{listing.names[keep[0]]}'; restore "
-            "the files that belong to it, or the index"
+            f"'{path}' holds no file that its index.json names, but for example '{names[keep[0]]}'; restore the files "
+            "that belong to it, or the index"
         )
     return listing.select(kept)
 
@@ -265,21 +249,17 @@ def _field_spans(data: pa.Buffer, ends: npt.NDArray[np.int64], sizes: Sequence[i
         ValueError: fields that are not just as long as their sample.
     """
     starts = ends[:-1]
-    varying = sum(size is None for size in sizes)
+    varying = sizes.count(None)
     if (np.diff(ends) < 4 * varying).any():
         raise ValueError("a sample is shorter than its header")
     raw = np.frombuffer(data, np.uint8)
     # uint32[n, varying], from wherever the samples begin
-    heads = raw[starts[:, None] + np.arange(4 * varying)].view("<u4").astype(np.int64)
-    place, next_varying, spans = starts + 4 * varying, 0, []
+    heads = iter(raw[starts[:, None] + np.arange(4 * varying)].view("<u4").astype(np.int64).T)
+    place, spans = starts + 4 * varying, []
     for size in sizes:
-        if size is None:
-            length = heads[:, next_varying]
-            next_varying += 1
-        else:
-            length = np.full(len(starts), size, np.int64)
-        spans.append((place, place + length))
-        place = place + length
+        after = place + (next(heads) if size is None else size)
+        spans.append((place, after))
+        place = after
     if not np.array_equal(place, ends[1:]):
         raise ValueError("a sample's fields are not as long as the sample")
     return spans
@@ -296,42 +276,39 @@ def _bytes_column(data: pa.Buffer, spans: FieldSpans) -> pa.Array:
     return pieces.take(int64_array(np.arange(0, len(offsets), 2)))
 
 
-def _number_column(data: pa.Buffer, spans: FieldSpans, dtype: str) -> pa.Array:
+def _number_column(data: pa.Buffer, spans: FieldSpans, kind: np.dtype[Any]) -> pa.Array:
     """One number per sample."""
     starts, ends = spans
-    kind = np.dtype(dtype)
     if (ends - starts != kind.itemsize).any():
         raise ValueError(f"a number is not {kind.itemsize} bytes long")
-    values = np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(kind.itemsize)].view(kind).reshape(-1)
-    if kind.kind == "b":
-        return pa.array(values.astype(bool).tolist(), pa.bool_())
-    return pa.Array.from_buffers(pa.from_numpy_dtype(kind), len(values), [None, pa.py_buffer(values)])
+    return _numbers(np.frombuffer(data, np.uint8)[starts[:, None] + np.arange(kind.itemsize)].view(kind).reshape(-1))
 
 
-def list_type(dtype: str) -> pa.DataType:
+def _numbers(values: npt.NDArray[Any]) -> pa.Array:
+    if values.dtype.kind == "b":
+        return bool_array(values.view(np.uint8) != 0)
+    return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), len(values), [None, pa.py_buffer(values)])
+
+
+def _list_type(dtype: str) -> pa.DataType:
     """What arrays of a type come as: unsigned numbers may be token ids."""
     kind = np.dtype(dtype)
     if kind.kind == "u" and kind.itemsize <= 4:
         return pa.large_list(pa.uint32())
-    return pa.large_list(pa.int64() if kind.kind in "iu" else pa.float64() if kind.kind == "f" else pa.bool_())
+    return pa.large_list({"f": pa.float64(), "b": pa.bool_()}.get(kind.kind, pa.int64()))
 
 
-def array_column(data: pa.Buffer, spans: FieldSpans, dtype: str) -> pa.Array:
-    """One array of numbers, of any length, per sample: `list_type(dtype)`[n]."""
-    kind = np.dtype(dtype)
+def _array_column(data: pa.Buffer, spans: FieldSpans, kind: np.dtype[Any]) -> pa.LargeListArray:
+    """One array of numbers, of any length, per sample: `_list_type`[n]."""
     lengths, rest = np.divmod(spans[1] - spans[0], kind.itemsize)
     if rest.any():
         raise ValueError(f"an array is no whole number of {kind.name}")
     count = int(lengths.sum())
     values = np.frombuffer(_bytes_column(data, spans).buffers()[2], kind, count) if count else np.empty(0, kind)
-    wanted = list_type(dtype)
-    if wanted.value_type == pa.uint32():
+    if kind.kind == "u" and kind.itemsize <= 4:
         return token_lists(values, lengths)
-    if wanted.value_type == pa.bool_():
-        items = pa.array(values.astype(bool).tolist(), pa.bool_())
-    else:
-        if kind == np.uint64 and len(values) and int(values.max()) > np.iinfo(np.int64).max:
-            raise ValueError(f"{int(values.max())} does not fit into 64 bits with a sign")
-        values = np.ascontiguousarray(values, np.int64 if wanted.value_type == pa.int64() else np.float64)
-        items = pa.Array.from_buffers(wanted.value_type, len(values), [None, pa.py_buffer(values)])
-    return pa.LargeListArray.from_arrays(int64_array(np.concatenate([[0], np.cumsum(lengths)])), items)
+    if kind == np.uint64 and len(values) and int(values.max()) > np.iinfo(np.int64).max:
+        raise ValueError(f"{int(values.max())} does not fit into 64 bits with a sign")
+    if kind.kind != "b":
+        values = np.ascontiguousarray(values, np.float64 if kind.kind == "f" else np.int64)
+    return pa.LargeListArray.from_arrays(int64_array(np.concatenate([[0], np.cumsum(lengths)])), _numbers(values))

@@ -20,8 +20,6 @@ __all__ = ["PlainText"]
 
 # A larger file is a corpus, not a document.
 _MAX_BYTES = 1 << 30
-_UTF8_MARK = b"\xef\xbb\xbf"
-_UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 
 
 class PlainText(Format):
@@ -57,6 +55,6 @@ class _TextShard(Shard):
             )
         with file.open() as handle:
             content = read_exactly(handle, 0, file.size, file.size)
-        if content.startswith(_UTF16_MARKS):
+        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
             raise DataError(f"'{file.path}' is written as UTF-16, and text files must be UTF-8; convert it")
-        return content.removeprefix(_UTF8_MARK)
+        return content.removeprefix(b"\xef\xbb\xbf")

@@ -8,14 +8,14 @@ not say where documents begin; it is cut into rows of `ROW_TOKENS` ids, the last
 shuffled. What has no header is read only where the format is named, for nothing in such a file says what it is:
 "uint16" for nanoGPT's .bin, "uint32" for what larger vocabularies need (OLMo's .npy are such files, too).
 
-Layouts: megatron/core/datasets/indexed_dataset.py of Megatron-LM;
-https://numpy.org/doc/stable/reference/generated/numpy.lib.format.html, whose header is Python source and is not run.
+Layout: megatron/core/datasets/indexed_dataset.py of Megatron-LM.
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
+import io
+import math
 import struct
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -46,9 +46,6 @@ ROW_TOKENS = 8192
 
 _NUMPY_MARK = b"\x93NUMPY"
 _MAX_HEADER_BYTES = 1 << 16
-_NUMPY_HEADER = re.compile(
-    rb"\{'descr': '([<>|=]?[a-zA-Z]\d+)', 'fortran_order': (True|False), 'shape': \(([\d, ]*)\), *\}\s*"
-)
 _ARRAY_SAMPLES, _MEGATRON_SAMPLES = 64, 4
 _INDEX_HEADER = struct.Struct("<9sQBQQ")
 _INDEX_MARK = b"MMIDIDX\x00\x00"
@@ -82,40 +79,28 @@ class NumpyTokens(Format):
 
     def open_shard(self, file: StoredFile) -> Shard:
         with file.open() as handle:
-            head = read_exactly(handle, 0, min(12, file.size), file.size)
-            if head[:6] != _NUMPY_MARK:
-                raise DataError(
-                    f"'{file.path}' does not begin as an .npy file; if it holds plain numbers without a header, say "
-                    'which with fmt = "uint16" or "uint32"'
-                )
-            wide = head[6] >= 2
-            length = int.from_bytes(head[8:12] if wide else head[8:10], "little")
-            start = (12 if wide else 10) + length
-            if head[6] not in (1, 2, 3) or length > _MAX_HEADER_BYTES:
-                raise ValueError("its header is none of version 1 to 3")
-            header = read_exactly(handle, 0, start, file.size)
-        parsed = _NUMPY_HEADER.fullmatch(header[start - length :])
-        if parsed is None:
-            if b"'O'" in header or b"|O" in header:
-                raise DataError(
-                    f"'{file.path}' holds pickled Python objects, which can run code when read and are refused; save "
-                    "an array of whole numbers"
-                )
-            raise ValueError("its header is not that of an array of numbers")
-        dtype = np.dtype(parsed[1].decode())
-        shape = [int(number) for number in parsed[3].split(b",") if number.strip()]
-        if dtype.kind not in "iu" or len(shape) not in (1, 2) or any(number > 2**48 for number in shape):
+            head = io.BytesIO(read_exactly(handle, 0, min(_MAX_HEADER_BYTES, file.size), file.size))
+        if not head.getvalue().startswith(_NUMPY_MARK):
             raise DataError(
-                f"'{file.path}' holds {dtype.name} of shape {tuple(shape)}, and whole numbers of one or two dimensions "
+                f"'{file.path}' does not begin as an .npy file; if it holds plain numbers without a header, say "
+                'which with fmt = "uint16" or "uint32"'
+            )
+        is_first = np.lib.format.read_magic(head) == (1, 0)
+        read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
+        shape, is_fortran, dtype = read_header(head)
+        if dtype.hasobject:
+            raise DataError(
+                f"'{file.path}' holds pickled Python objects, which can run code when read and are refused; save "
+                "an array of whole numbers"
+            )
+        if dtype.kind not in "iu" or len(shape) not in (1, 2) or not all(0 <= number <= 2**48 for number in shape):
+            raise DataError(
+                f"'{file.path}' holds {dtype.name} of shape {shape}, and whole numbers of one or two dimensions "
                 "were expected: token ids, or rows of them"
             )
-        if len(shape) == 2 and parsed[2] == b"True":
+        if len(shape) == 2 and is_fortran:
             raise DataError(f"'{file.path}' is in Fortran order; save it in C order (numpy.ascontiguousarray)")
-        total = shape[0] * (shape[1] if len(shape) == 2 else 1)
-        if start + total * dtype.itemsize != file.size:
-            raise ValueError(f"its header describes {start + total * dtype.itemsize} bytes, and it has {file.size}")
-        rows, width = shape if len(shape) == 2 else (-(-total // ROW_TOKENS), ROW_TOKENS)
-        return _ArrayShard(file, dtype, header, rows, width, total)
+        return _ArrayShard(file, dtype, head.getvalue()[: head.tell()], shape)
 
 
 class PlainTokens(Format):
@@ -128,24 +113,22 @@ class PlainTokens(Format):
         self.name = name
 
     def open_shard(self, file: StoredFile) -> Shard:
-        dtype = np.dtype(self.name).newbyteorder("<")
-        total, rest = divmod(file.size, dtype.itemsize)
-        if rest:
-            raise ValueError(f"its {file.size} bytes are no whole number of {self.name}")
         with file.open() as handle:
             if read_exactly(handle, 0, min(6, file.size), file.size) == _NUMPY_MARK:
                 raise DataError(f"'{file.path}' is an .npy file, which says itself what it holds; use fmt = \"numpy\"")
-        return _ArrayShard(file, dtype, b"", -(-total // ROW_TOKENS), ROW_TOKENS, total)
+        dtype = np.dtype(self.name).newbyteorder("<")
+        return _ArrayShard(file, dtype, b"", (file.size // dtype.itemsize,))
 
 
 class _ArrayShard(_TokenShard):
-    """`rows` rows of `width` numbers (the last may be shorter: `total` numbers in all) behind a header."""
+    """An array of `shape` behind a header."""
 
-    def __init__(
-        self, file: StoredFile, dtype: np.dtype[Any], header: bytes, rows: int, width: int, total: int
-    ) -> None:
+    def __init__(self, file: StoredFile, dtype: np.dtype[Any], header: bytes, shape: tuple[int, ...]) -> None:
         super().__init__(file)
-        self.dtype, self._header, self._rows, self._width, self._total = dtype, header, rows, width, total
+        self.dtype, self._header, self._total = dtype, header, math.prod(shape)
+        self._rows, self._width = shape if len(shape) == 2 else (-(-self._total // ROW_TOKENS), ROW_TOKENS)
+        if (size := len(header) + self._total * dtype.itemsize) != file.size:
+            raise ValueError(f"{self._total} numbers of type {dtype.name} take {size} bytes, and it has {file.size}")
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
         with self.file.open() as handle:
@@ -209,7 +192,12 @@ class _MegatronShard(_TokenShard):
         digest = hashlib.sha256(self._header)
         groups, position = [np.empty((0, 4), np.int64)], 0
         with self._index.open() as handle:
-            self._check_modes(handle)
+            # What is not tokens must not be read as tokens.
+            for first in range(self._modes, self._index.size, _BLOCK):
+                if any(read_exactly(handle, first, min(_BLOCK, self._index.size - first), self._index.size)):
+                    raise DataError(
+                        f"'{self._index.path}' is of a multimodal dataset, and only text can be read; split it"
+                    )
             for first in range(0, self._documents, _BLOCK):
                 count = min(_BLOCK, self._documents - first)
                 sizes, raw = self._document_bytes(handle, first, count, position)
@@ -228,12 +216,6 @@ class _MegatronShard(_TokenShard):
             sizes, _ = self._document_bytes(handle, group.first_row, group.rows, group.offset)
         return sizes // self.dtype.itemsize
 
-    def _check_modes(self, handle: Any) -> None:
-        """Refuses datasets of mixed kinds: what is not tokens must not be read as tokens."""
-        for first in range(self._modes, self._index.size, _BLOCK):
-            if self._part(handle, first, min(_BLOCK, self._index.size - first)).strip(b"\0"):
-                raise DataError(f"'{self._index.path}' is of a multimodal dataset, and only text can be read; split it")
-
     def _document_bytes(
         self, handle: Any, first: int, count: int, position: int
     ) -> tuple[npt.NDArray[np.int64], bytes]:
@@ -241,30 +223,23 @@ class _MegatronShard(_TokenShard):
 
         The first must begin at byte `position` of the .bin file, and all must follow each other without gaps.
         """
-        if first < 0 or first + count > self._documents:
-            raise ValueError(f"documents {first} to {first + count} are wanted, and it has {self._documents}")
-        raw = [self._part(handle, self._bounds + 8 * first, 8 * (count + 1))]
-        bounds = np.frombuffer(raw[0], "<i8")
-        if first == 0 and bounds[0] != 0:
-            raise ValueError("its first document does not begin with its first sequence")
-        if (np.diff(bounds) < 0).any() or bounds[0] < 0 or bounds[-1] > self._sequences:
-            raise ValueError("its index has documents that end before they begin")
-        if first + count == self._documents and bounds[-1] != self._sequences:
-            raise ValueError("its index has sequences that belong to no document")
+        raw: list[bytes] = []
+
+        def numbers(kind: str, offset: int, count: int) -> npt.NDArray[np.int64]:
+            raw.append(read_exactly(handle, offset, count * np.dtype(kind).itemsize, self._index.size))
+            return np.frombuffer(raw[-1], kind).astype(np.int64)
+
+        bounds = numbers("<i8", self._bounds + 8 * first, count + 1)
+        is_last = first + count >= self._documents
+        is_whole = (first > 0 or bounds[0] == 0) and (not is_last or bounds[-1] == self._sequences)
+        if not is_whole or (np.diff(bounds) < 0).any() or bounds[0] < 0 or bounds[-1] > self._sequences:
+            raise ValueError("the documents of its index are not its sequences, one after the other")
         sizes = np.zeros(int(bounds[-1] - bounds[0]) + 1, np.int64)  # ends of sequences, from the first one's start
         for start in range(int(bounds[0]), int(bounds[-1]), _BLOCK):
-            n = min(_BLOCK, int(bounds[-1]) - start)
-            raw.append(self._part(handle, self._lengths + 4 * start, 4 * n))
-            lengths = np.frombuffer(raw[-1], "<i4").astype(np.int64)
-            raw.append(self._part(handle, self._pointers + 8 * start, 8 * n))
-            pointers = np.frombuffer(raw[-1], "<i8")
-            at = start - int(bounds[0])
-            if (lengths < 0).any():
-                raise ValueError("its index has a sequence of less than no tokens")
+            n, at = min(_BLOCK, int(bounds[-1]) - start), start - int(bounds[0])
+            lengths = numbers("<i4", self._lengths + 4 * start, n)
+            pointers = numbers("<i8", self._pointers + 8 * start, n)
             sizes[at + 1 : at + 1 + n] = sizes[at] + np.cumsum(lengths * self.dtype.itemsize)
-            if not np.array_equal(pointers, position + sizes[at : at + n]):
-                raise ValueError("its index has sequences that do not follow each other")
+            if (lengths < 0).any() or not np.array_equal(pointers, position + sizes[at : at + n]):
+                raise ValueError("the sequences of its index do not follow each other")
         return np.diff(sizes[bounds - bounds[0]]), b"".join(raw)
-
-    def _part(self, handle: Any, offset: int, length: int) -> bytes:
-        return read_exactly(handle, offset, length, self._index.size)

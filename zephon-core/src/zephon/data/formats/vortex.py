@@ -39,31 +39,30 @@ class _VortexShard(Shard):
 
     def __init__(self, file: StoredFile) -> None:
         super().__init__(file)
-        with _opened(file) as (opened, _):
+        with _opened(file) as opened:
             self.schema = opened.dtype.to_arrow_schema()
             self._splits = np.array(opened.splits(), np.int64).reshape(-1, 2)
             self._footer: Any = opened.footer
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
-        file, splits = self.file, self._splits
-        rows = np.diff(splits, axis=1)[:, 0]
-        if (rows < 0).any() or (len(splits) and (splits[0, 0] or (splits[1:, 0] != splits[:-1, 1]).any())):
+        file, (starts, ends) = self.file, self._splits.T
+        rows = ends - starts
+        if (rows < 0).any() or (starts != np.append(0, ends)[: len(starts)]).any():
             raise ValueError("its splits do not follow each other")
         # The file does not say how many bytes a column has.
         sizes = (file.size * (rows / max(int(rows.sum()), 1))).astype(np.int64)
         with file.open() as handle:
             tail = read_exactly(handle, max(file.size - _TAIL_BYTES, 0), min(_TAIL_BYTES, file.size), file.size)
             digest = hashlib.sha256(tail + sample_digest(handle, file.size, 4)).hexdigest()[:32]
-        return digest, np.stack([rows, sizes, splits[:, 0], rows], axis=1)
+        return digest, np.stack([rows, sizes, starts, rows], axis=1)
 
     def ranges(self, group: Group, columns: Sequence[str]) -> None:
         return None
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         wanted = top_level(columns, self.schema.names) or self.schema.names[:1]
-        with _opened(self.file, self._footer) as (opened, _):
-            scan = opened.to_repeated_scan(wanted)
-            rows = scan.execute(row_range=(group.offset, group.offset + group.length))
+        with _opened(self.file, self._footer) as opened:
+            rows = opened.to_repeated_scan(wanted).execute(row_range=(group.offset, group.offset + group.length))
             return rows.read_all().to_arrow_table().combine_chunks()
 
 
@@ -86,12 +85,12 @@ class _Bytes:
 
 
 @contextmanager
-def _opened(file: StoredFile, footer: Any = None) -> Iterator[tuple[Any, Any]]:
-    """The library's file, and ours; an error of a store is raised as it is, and is no damage of the file."""
-    with library("vortex", "vortex", file.path) as vortex, file.open() as handle:
+def _opened(file: StoredFile, footer: Any = None) -> Iterator[Any]:
+    """The library's file; an error of a store is raised as it is, and is no damage of the file."""
+    with library("vortex", file.path) as vortex, file.open() as handle:
         source = _Bytes(handle, file.size)
         try:
-            yield vortex.open_readable(source, footer=footer, without_segment_cache=True), handle
+            yield vortex.open_readable(source, footer=footer, without_segment_cache=True)
         except Exception:
             if source.error is not None:
                 raise source.error from None

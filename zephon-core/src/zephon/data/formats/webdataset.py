@@ -4,10 +4,11 @@ A sample is a run of members whose names are alike up to the first dot of the la
 That much of the name is the sample's key, column "__key__"; what follows the dot names a column: "txt", "meta.json".
 Members are read in place: nothing is ever extracted, so where their names point to does not matter.
 
-A scan hops from header to header with `tarfile`. Headers have checksums, what is in a member has none. The first block
-of zeros ends the archive, and nothing but zeros may follow: members behind it are lost to a reader that stops there,
-and whether they are a second archive or the rest of a damaged one cannot be told. Offsets and lengths of groups count
-bytes of the (uncompressed) archive. Layout: https://github.com/webdataset/webdataset.
+A scan hops from header to header. Headers have checksums, what is in a member has none. The first block of zeros ends
+the archive, and nothing but zeros may follow: members behind it are lost to a reader that stops there, and whether they
+are a second archive or the rest of a damaged one cannot be told. Offsets and lengths of groups count bytes of the
+(uncompressed) archive. Layout: https://github.com/webdataset/webdataset and
+https://pubs.opengroup.org/onlinepubs/9799919799/utilities/pax.html.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -47,11 +48,14 @@ KEY = "__key__"
 
 _BLOCK = tarfile.BLOCKSIZE
 _EXTENDED = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
-_PLAIN = (tarfile.REGTYPE, *_EXTENDED)
-_OCTAL = re.compile(rb"[0-7]+")
+_PAX_LINE = re.compile(rb"(\d{1,9}) ([^=]+)=")
+_SPARSE = re.compile(rb"GNU\.sparse\.")
+_FILES = (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.CONTTYPE)
+# Links, devices, folders and pipes, which have no content whatever size their header gives.
+_EMPTY = (tarfile.LNKTYPE, tarfile.SYMTYPE, tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.DIRTYPE, tarfile.FIFOTYPE)
 # Names and extended headers are a few hundred bytes; more is no archive.
 _MAX_HEADER_BYTES = 1 << 20
-_MAX_COLUMNS = 4096
+_READ_BYTES = 4096
 # By the last part of the name; whatever else stays bytes.
 _TEXT = frozenset(
     "txt text transcript md html htm xml csv tsv json jsn jsonl cls cls2 class count index inx id py srt vtt".split()  # noqa: SIM905
@@ -78,31 +82,26 @@ class WebDataset(Format):
         with corrupt_data_errors(file, self.name), _archive(file) as archive:
             for sample in _samples(archive):
                 for extension in sample.members:
-                    columns[extension] = _type_of(extension)
-                if len(columns) > _MAX_COLUMNS:
-                    raise DataError(
-                        f"'{file.path}' has more than {_MAX_COLUMNS} kinds of members up to '{sample.key}', which is "
-                        "no WebDataset archive: names must be alike up to their first dot"
-                    )
+                    if extension not in columns:
+                        columns[extension] = "large_string" if _is_text(extension) else "large_binary"
                 starts.append(sample.start)
                 ends.append(sample.end)
                 sizes.append(sum(_size_in(sample, name) for name in wanted))
-            archive.check_end()
-        existing = sorted(columns)
+        columns = dict(sorted(columns.items()))
         for name in wanted if starts and template_of(size_column) is None else ():
             if _extension_for(name, columns) is None:
-                raise missing_column(name, existing, file.path)
+                raise missing_column(name, list(columns), file.path)
             if is_text and columns.get(name) == "large_binary":
                 raise DataError(
                     f"column '{name}' of '{file.path}' is binary by its name, and documents must be text; name a text "
-                    f"column with text_field: {', '.join(c for c in existing if columns[c] == 'large_string')}"
+                    f"column with text_field: {', '.join(c for c, kind in columns.items() if kind == 'large_string')}"
                 )
         groups = []
         bounds = run_bounds(np.array(ends, np.int64) - np.array(starts, np.int64))
         for first, last in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
             start, end = starts[first], ends[last - 1]
             groups.append((last - first, sum(sizes[first:last]), start, end - start))
-        return ShardScan.of(archive.digest.hexdigest()[:32], {name: columns[name] for name in existing}, groups)
+        return ShardScan(archive.digest.hexdigest()[:32], columns, groups)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         found = {KEY}
@@ -127,11 +126,10 @@ class WebDataset(Format):
 class _TarShard(Shard):
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
         values: dict[str, list[bytes | None]] = {name: [] for name in columns}
-        data = self.content(group)
-        samples = list(_samples(_Archive(pa.BufferReader(data))))
+        content = self.content(group).to_pybytes()
+        samples = list(_samples(_Archive(content=content)))
         if len(samples) != group.rows or samples[-1].end != group.length:
             raise ValueError(f"{len(samples)} samples, where {group.rows} were listed")
-        content = memoryview(data)
         for row, sample in enumerate(samples, group.first_row):
             for name, column in values.items():
                 column.append(_value(content, sample, name, self.file, row))
@@ -148,101 +146,125 @@ class _Sample:
     members: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
-class _Header(tarfile.TarInfo):
-    """A member whose header, if it is a plain one, is read in a fifth of the time, which is what archives cost."""
-
-    @classmethod
-    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
-        digits, noted = buf[124:136].strip(b" \0"), buf[148:156].strip(b" \0")
-        # The checksum counts itself as spaces.
-        total = sum(buf) - sum(buf[148:156]) + 8 * ord(" ")
-        is_plain = buf[156:157] in _PLAIN and _OCTAL.fullmatch(digits) and _OCTAL.fullmatch(noted)
-        if is_plain and int(noted, 8) == total:
-            name = buf[:100].partition(b"\0")[0]
-            if buf[257:263] == b"ustar\0" and buf[345]:
-                name = buf[345:500].partition(b"\0")[0] + b"/" + name
-            header = cls(name.decode(encoding, errors))
-            header.size, header.type = int(digits, 8), bytes(buf[156:157])
-            return header
-        return super().frombuf(buf, encoding, errors)
-
-
 class _Archive:
-    """The members of an archive, or of a run of whole members, from a stream that need only go forward.
+    """The members of an archive, from a stream that need only go forward, or of a run of whole members in memory."""
 
-    To `tarfile` it is the file; it keeps the headers that are read, of which the digest is, for `tarfile` takes
-    whatever is no header for the end of the archive and says nothing.
-    """
-
-    def __init__(self, stream: Any) -> None:
-        self._stream = stream
-        self._position = self._start = 0
-        self._headers = bytearray()  # of the next member, from `_start` on
+    def __init__(self, stream: Any = None, content: bytes = b"") -> None:
+        self._stream, self._held, self._at = stream, content, 0
+        self._size: int | None = len(content)  # None where skipping means reading
+        if stream is not None:
+            self._size = stream.size() if stream.seekable() else None
+        self.position = 0
         self.digest = hashlib.sha256()
 
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, position: int) -> None:
-        if position < self._position:
-            raise ValueError("its members overlap")
-        if self._stream.seekable():
-            self._stream.seek(position)
-            self._position = position
-        while self._position < position and (passed := self._stream.read(min(base.RUN_BYTES, position - self.tell()))):
-            self._position += len(passed)
-
-    def read(self, length: int) -> bytes:
-        if length > _MAX_HEADER_BYTES:
-            raise ValueError(f"the extended header at byte {self._start} has {length} bytes")
-        data: bytes = self._stream.read(length)
-        if self._position >= self._start:  # else `tarfile` sees whether the last member is all there
-            self._headers += data
-        self._position += len(data)
+    def _take(self, length: int) -> bytes:
+        """The next `length` bytes, fewer where the archive ends."""
+        lacking = self._at + length - len(self._held)
+        if lacking > 0 and self._stream is not None:
+            self._held, self._at = self._held[self._at :] + self._stream.read(max(lacking, _READ_BYTES)), 0
+        data = self._held[self._at : self._at + length]
+        self._at += len(data)
+        self.position += len(data)
         return data
 
-    def members(self) -> Iterator[tuple[tarfile.TarInfo, int]]:
-        """Each member, and where it ends."""
-        with tarfile.open(fileobj=self, mode="r:", tarinfo=_Header, encoding="utf-8") as archive:  # type: ignore[call-overload]
-            while (member := archive.next()) is not None:
-                archive.members = []  # which would grow to be all of them
-                if member.sparse is not None or member.type == tarfile.GNUTYPE_SPARSE:
-                    raise ValueError(f"the member at byte {member.offset} is stored as a sparse file; write it whole")
-                if member.size < 0:
-                    raise ValueError(f"the header at byte {member.offset} gives a size of {member.size} bytes")
-                self._take_headers()
-                self._start = archive.offset
-                yield member, archive.offset
+    def _skip(self, length: int) -> None:
+        """Passes over `length` bytes, and to the end of the block where these end."""
+        end = -(-(self.position + length) // _BLOCK) * _BLOCK
+        if self._size is not None and end <= self._size:
+            self._at += end - self.position
+            self.position = end
+            if self._at > len(self._held):
+                self._held, self._at = b"", 0
+                self._stream.seek(end)
+        while self.position < end and (self._size is None and self._take(min(base.RUN_BYTES, end - self.position))):
+            pass
+        if self.position < end:
+            raise ValueError(f"it ends before byte {end}, inside of a member")
 
-    def _take_headers(self) -> None:
-        """Adds the blocks of headers to the digest, and what extended ones hold, without what fills up their blocks."""
-        at = 0
-        while at < len(self._headers):
-            block = self._headers[at : at + _BLOCK]
+    def members(self) -> Iterator[tuple[str, int, int, int]]:
+        """(name, start of its headers, start and bytes of its content) of each regular file."""
+        begin, extended = 0, dict[bytes, bytes]()
+        while block := self._take(_BLOCK):
+            position = self.position - len(block)
             self.digest.update(block)
-            at += _BLOCK
-            if bytes(block[156:157]) in _EXTENDED:
-                size = tarfile.nti(block[124:136])  # type: ignore[attr-defined]
-                self.digest.update(self._headers[at : at + size])
-                at += -(-size // _BLOCK) * _BLOCK
-        self._headers.clear()
+            if len(block) == _BLOCK and not block.strip(b"\0"):
+                return self._check_end(position)
+            kind, size, name = _header(block, position)
+            if kind in _EXTENDED:
+                if size > _MAX_HEADER_BYTES:
+                    raise ValueError(f"the extended header at byte {position} has {size} bytes")
+                data = self._take(size)
+                self.digest.update(data)
+                self._skip(0)
+                if kind == tarfile.GNUTYPE_LONGNAME:
+                    extended[b"path"] = data.rstrip(b"\0")
+                elif kind == tarfile.XHDTYPE:
+                    extended |= _pax(data, position)
+                continue
+            if kind == tarfile.GNUTYPE_SPARSE or (extended and any(map(_SPARSE.match, extended))):
+                raise ValueError(f"the member at byte {position} is stored as a sparse file; write it whole")
+            if kind in _FILES:
+                size = int(extended.get(b"size", size))
+                if b"path" in extended:
+                    name = extended[b"path"].decode("utf-8", "surrogateescape")
+            start = self.position
+            self._skip(0 if kind in _EMPTY else size)
+            if kind in _FILES:
+                yield name, begin, start, size
+            begin, extended = self.position, {}
+        if self._stream is not None:
+            raise ValueError(f"it ends at byte {self.position}, without the block of zeros that ends an archive")
 
-    def check_end(self) -> None:
-        """ValueError unless the archive ends here with a block of zeros, and then zeros alone."""
-        ends, end = self._headers, self._start
-        if len(ends) != _BLOCK:
-            raise ValueError(f"it ends at byte {end + len(ends)}, without the block of zeros that ends an archive")
-        if any(ends):
-            raise ValueError(f"the header at byte {end} is damaged")
-        self._take_headers()
-        while block := self._stream.read(base.RUN_BYTES):
+    def _check_end(self, position: int) -> None:
+        """ValueError unless nothing but zeros follow the block of zeros at `position`."""
+        while block := self._take(base.RUN_BYTES):
             if rest := block.lstrip(b"\0"):
                 raise ValueError(
-                    f"byte {end} ends the archive with a block of zeros, and more follows at byte "
-                    f"{self._position + len(block) - len(rest)}: zeros have taken the place of a header, or archives "
-                    "were put one behind the other, which must be written as one or as files of their own"
+                    f"byte {position} ends the archive with a block of zeros, and more follows at byte "
+                    f"{self.position - len(rest)}: zeros have taken the place of a header, or archives were put one "
+                    "behind the other, which must be written as one or as files of their own"
                 )
-            self._position += len(block)
+
+
+def _header(block: bytes, position: int) -> tuple[bytes, int, str]:
+    """(type, bytes of content, name) of a member.
+
+    Nearly all headers are plain ones, read here in a fifth of the time that `tarfile` takes, which is what archives of
+    small members cost.
+    """
+    try:
+        size, noted = int(block[124:136].strip(b" \0") or b"0", 8), int(block[148:156].strip(b" \0"), 8)
+    except ValueError:
+        noted = -1
+    # The checksum counts itself as spaces.
+    if noted == sum(block) - sum(block[148:156]) + 8 * ord(" ") and len(block) == _BLOCK:
+        kind, raw = block[156:157], block[:100].partition(b"\0")[0]
+        if block[345] and block[257:263] == b"ustar\0":
+            raw = block[345:500].partition(b"\0")[0] + b"/" + raw
+        name = raw.decode("utf-8", "surrogateescape")
+    else:
+        try:
+            member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            raise ValueError(f"the header at byte {position} is damaged or cut off ({error})") from error
+        kind, size, name = member.type, member.size, member.name
+    if size < 0:
+        raise ValueError(f"the header at byte {position} gives a size of {size} bytes")
+    return kind, size, name
+
+
+def _pax(data: bytes, position: int) -> dict[bytes, bytes]:
+    """What a pax header says, a run of "LENGTH KEY=VALUE" lines, each with its own length in bytes."""
+    fields, at = {}, 0
+    while line := _PAX_LINE.match(data, at):
+        end = at + int(line[1])
+        if not line.end() < end <= len(data):
+            break
+        fields[line[2]] = data[line.end() : end - 1]
+        at = end
+    if data[at:].strip(b"\0"):
+        raise ValueError(f"the extended header at byte {position} is damaged")
+    return fields
 
 
 @contextmanager
@@ -258,28 +280,25 @@ def _codec(name: str) -> str | None:
 def _samples(archive: _Archive) -> Iterator[_Sample]:
     """The samples of an archive."""
     sample: _Sample | None = None
-    begin = 0
-    for member, end in archive.members():
-        start, begin = begin, end
-        if not member.isreg():
-            continue
-        folder, slash, last = member.name.rpartition("/")
+    for name, begin, start, size in archive.members():
+        folder, slash, last = name.rpartition("/")
         stem, dot, extension = last.partition(".")
         if not stem or not dot or not extension or (last.startswith("__") and last.endswith("__")):
             continue  # hidden, without a dot, or about the archive: not part of a sample, as in webdataset itself
         key, extension = folder + slash + stem, extension.lower()
-        try:
-            member.name.encode()
-        except UnicodeEncodeError:
-            raise ValueError(f"the member at byte {start} has a name that is not UTF-8") from None
+        if not name.isascii():
+            try:
+                name.encode()
+            except UnicodeEncodeError:
+                raise ValueError(f"the member at byte {begin} has a name that is not UTF-8") from None
         if sample is None or key != sample.key:
             if sample is not None:
                 yield sample
-            sample = _Sample(key, start)
+            sample = _Sample(key, begin)
         if extension in sample.members or extension == KEY:
             raise ValueError(f"sample '{key}' has two members called '{extension}'")
-        sample.members[extension] = (member.offset_data, member.size)
-        sample.end = end
+        sample.members[extension] = (start, size)
+        sample.end = archive.position
     if sample is not None:
         yield sample
 
@@ -300,8 +319,10 @@ def _size_in(sample: _Sample, name: str) -> int:
     return sample.members[extension][1] if extension is not None else len(sample.key) if name == KEY else 0
 
 
-def _type_of(extension: str) -> str:
-    return "large_string" if extension.rpartition(".")[2] in _TEXT else "large_binary"
+def _is_text(name: str) -> bool:
+    """Whether a column is text. A path into JSON has text at its end, whatever its last part is called."""
+    *path, last = name.split(".")
+    return name == KEY or last in _TEXT or any(part in _JSON for part in path)
 
 
 def _refuse_pickled(names: Sequence[str], file: StoredFile) -> None:
@@ -313,14 +334,14 @@ def _refuse_pickled(names: Sequence[str], file: StoredFile) -> None:
             )
 
 
-def _value(content: memoryview, sample: _Sample, name: str, file: StoredFile, row: int) -> bytes | None:
+def _value(content: bytes, sample: _Sample, name: str, file: StoredFile, row: int) -> bytes | None:
     if name == KEY:
         return sample.key.encode()
     extension = _extension_for(name, sample.members)
     if extension is None:
         return None
     start, size = sample.members[extension]
-    data = bytes(content[start : start + size])
+    data = content[start : start + size]
     if extension == name:
         return data
     try:
@@ -340,7 +361,4 @@ def _value(content: memoryview, sample: _Sample, name: str, file: StoredFile, ro
 
 def _array(name: str, values: list[bytes | None]) -> pa.Array:
     array = pa.array(values, pa.large_binary())
-    parts = name.split(".")
-    # A path into JSON has text at its end, whatever its last part is called.
-    is_text = name == KEY or parts[-1] in _TEXT or any(part in _JSON for part in parts[:-1])
-    return array.view(pa.large_string()) if is_text else array
+    return array.view(pa.large_string()) if _is_text(name) else array

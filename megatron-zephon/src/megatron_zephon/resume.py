@@ -1,0 +1,122 @@
+"""The place where a run goes on: from its saved state, or by the number of consumed samples."""
+
+from __future__ import annotations
+
+import logging
+import time
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+from megatron.core.rerun_state_machine import RerunState, get_rerun_state_machine
+from megatron.training.checkpointing import get_loaded_iteration
+
+from megatron_zephon.checks import allowed_changes
+from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
+from megatron_zephon.options import STATE_FOLDER
+from megatron_zephon.states import FORMAT, find_state, prune_states
+from zephon import Pipeline
+from zephon.loader import FINGERPRINT_NAMES, RunState, check_allowed, on_all_ranks, on_first_rank
+
+__all__ = ["describe", "go_to_place"]
+
+_log = logging.getLogger("zephon")
+
+
+def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
+    """Put the stream where the model stands. Every rank must call it; `pipeline` is None on a rank without one.
+
+    Returns:
+        How the place was found; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
+    """
+    consumed = args.consumed_train_samples
+    if not consumed:
+        _record(args, pipeline, [], by_state=False)
+        return ""
+    virtual = args.virtual_pipeline_model_parallel_size is not None
+    states = [] if virtual or args.zephon_seek else on_first_rank(lambda: _find(args, pipeline))
+    history = on_first_rank(lambda: read_history(_folders(args)))
+    history = [entry for entry in history if entry.consumed <= consumed]
+    saved = states[0].rounds * states[0].lanes_total if states else None
+    by_state = bool(states) and saved == consumed and not states[0].extra
+    if pipeline is None:
+        on_all_ranks(lambda: None)
+    else:
+        on_all_ranks(lambda: _move(args, pipeline, states, history, by_state=by_state))
+    _record(args, pipeline, history, by_state=by_state)
+    if by_state:
+        return f"the data go on from their saved state, at record {consumed}."
+    why = (
+        "virtual pipeline stages save no state of the data"
+        if virtual
+        else "--zephon-seek is set"
+        if saved is None
+        else f"the saved state is at record {saved}, which is not where the model stands (as with a checkpoint made to "
+        "rerun an iteration)"
+    )
+    return f"{why}; the data go on by the number of consumed samples, {consumed}."
+
+
+def _find(args: Namespace, pipeline: Pipeline | None) -> list[RunState]:
+    assert pipeline is not None  # global rank 0 trains
+    # --override-ckpt-iteration gives a model another number than that of the iteration it was saved at.
+    loaded = get_loaded_iteration() if getattr(args, "override_ckpt_iteration", None) is not None else None
+    return find_state(
+        _folders(args),
+        iteration=args.iteration if loaded is None else loaded,
+        consumed=args.consumed_train_samples,
+        fingerprint={name: value for name, value in pipeline.fingerprint().items() if name != "tokens_per_row"},
+    )
+
+
+def _folders(args: Namespace) -> list[Path]:
+    """Where the states of the run may lie."""
+    folders = [args.dataloader_load]
+    if not args.dataloader_load:
+        folders = [args.load and str(Path(args.load) / STATE_FOLDER), args.load, args.zephon_data_folder]
+    return [Path(folder) for folder in dict.fromkeys(folders) if folder]
+
+
+def _move(args: Namespace, pipeline: Pipeline, states: list[RunState], history: list[Entry], *, by_state: bool) -> None:
+    allowed, now = allowed_changes(args), pipeline.fingerprint()
+    known = [now, *(state.fingerprint for state in states)]
+    check_allowed(allowed, [*known, *(entry.fingerprint for entry in history)], "--zephon-allow-changes")
+    if states:
+        # A dataset that only the history knows is no difference to these states.
+        names = {*FINGERPRINT_NAMES, *(name for fingerprint in known for name in fingerprint)}
+        pipeline.restore(states, allow_changes=names.intersection(allowed), remedy="--zephon-allow-changes")
+    if not by_state:
+        for change in check_count(history, now, allowed):
+            _log.warning("the data differ from those read so far, accepted by --zephon-allow-changes: %s", change)
+        pipeline.seek(sequence_number=args.consumed_train_samples)
+
+
+def _record(args: Namespace, pipeline: Pipeline | None, history: list[Entry], *, by_state: bool) -> None:
+    """Have rank 0 write which data the run reads from here on."""
+
+    def write() -> None:
+        if args.zephon_data_folder and pipeline is not None:
+            entry = Entry(args.consumed_train_samples, pipeline.fingerprint(), by_state)
+            write_history(args.zephon_data_folder, with_entry(history, entry))
+
+    on_first_rank(write)
+
+
+def describe(args: Namespace, dp_size: int, dp_rank: int) -> dict[str, Any]:
+    """The content of a saved state besides the lanes."""
+    if dp_rank == 0 and (args.zephon_prune_state or args.save_retain_interval is not None):
+        try:
+            prune_states(args.dataloader_save, args.save)
+        except OSError as error:  # no reason to leave other ranks waiting
+            _log.warning("old states of the data in %s cannot be deleted: %s", args.dataloader_save, error)
+    machine = get_rerun_state_machine()
+    # Before it reruns an iteration elsewhere, Megatron saves the state of before it after its batches have been used.
+    again = machine.state == RerunState.WILL_RERUN_FROM_CHECKPOINT
+    return {
+        "megatron_zephon": FORMAT,
+        "iteration": int(machine.current_iteration) - again,
+        "consumed_train_samples": int(args.consumed_train_samples),
+        "dp_size": dp_size,
+        "dp_rank": dp_rank,
+        "time": time.time_ns(),
+    }

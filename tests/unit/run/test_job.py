@@ -1,0 +1,45 @@
+"""What the ranks of a training job agree on, as a single rank sees it; the trainers' tests have several."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+from zephon import CheckpointError, DataRecipe
+from zephon.loader import Change, Mixture, Progress, job_metrics, on_all_ranks, on_first_rank, one_pass
+
+
+def test_metrics_are_of_the_time_since_they_were_last_taken():
+    mixture = {"a": Mixture(target=0.5, achieved=0.75, given=300, tokens=320, rows=3, skipped=1, failed=2)}
+    now = Progress(batches=6, wait=0.5, places=600, padding=50, tokens=np.array([300]))
+    since = Progress(batches=2, wait=0.3, places=200, padding=10)
+    assert job_metrics(now, since, cursor=12, mixture=mixture, names=["a"], batches_per_step=2) == {
+        "zephon/data_wait(s)": pytest.approx(0.1),
+        "zephon/padding(%)": 10.0,
+        "zephon/cursor": 12.0,
+        "zephon/tokens/a": 300.0,
+        "zephon/mixture/a": 1.0,
+        "zephon/mixture_target/a": 0.5,
+        "zephon/skipped_rows/a": 1.0,
+        "zephon/failed_rows/a": 2.0,
+    }
+
+
+def test_metrics_of_a_rank_without_a_loader_are_zero():
+    assert set(job_metrics(None, Progress(), mixture={}, names=["a"]).values()) == {0.0}
+
+
+def test_an_evaluation_makes_one_pass_whatever_recipe_and_sources_say():
+    source = {"name": "a", "path": "/a", "exhausted_policy": "repeat", "shuffle_shards": True}
+    recipe = one_pass(DataRecipe.from_dict({"sources": [source], "stop_after_passes": 3}), shuffle_shards=False)
+    assert (recipe.repeat, recipe.stop_after_passes, recipe.shuffle_shards) == (False, None, False)
+    assert (recipe.sources[0].exhausted_policy, recipe.sources[0].shuffle_shards) == (None, None)
+
+
+def test_errors_reach_other_ranks_with_their_fields():
+    error = pickle.loads(pickle.dumps(CheckpointError("no", [Change("seed", 5, 7)], "--allow")))
+    assert str(error) == str(CheckpointError("no", [Change("seed", 5, 7)], "--allow")) and error.changes[0].now == 7
+    for run in (on_all_ranks, on_first_rank):
+        assert run(lambda: 3) == 3
+        with pytest.raises(CheckpointError, match="no"):
+            run(lambda: (_ for _ in ()).throw(error))

@@ -1,0 +1,81 @@
+"""Batches in the forms that TorchTitan takes.
+
+rows
+    TorchTitan 0.3: `({"input": int64[B, S], "positions": int64[B, S]}, labels int64[B, S])`.
+flat
+    TorchTitan's main branch: the same as int64[B * S]. Builds that pass num_tokens_per_microbatch also get
+    "padding_mask" (bool[B * S], True at padding) and "num_valid_tokens" (int).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torchtitan.components.loss import IGNORE_INDEX
+
+from zephon import PipelineError, SampleBatch
+
+try:
+    from torchtitan.components.data.loader import BaseDataLoader
+except ImportError:
+    from torchtitan.components.dataloader import BaseDataLoader
+
+__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of batches.
+
+    Attributes:
+        seq_len: S, tokens of a record that the model sees.
+        microbatch_size: B, records per batch.
+        flat: one sequence per batch instead of rows.
+        counts: with the padding mask and the number of valid tokens.
+    """
+
+    seq_len: int
+    microbatch_size: int
+    flat: bool = False
+    counts: bool = False
+
+    def shape(self, batch: SampleBatch) -> tuple[dict[str, Any], Any]:
+        """Inputs and labels; labels without a loss are IGNORE_INDEX."""
+        fields = batch.to_training(
+            ignore_index=IGNORE_INDEX,
+            rename_fields={"input_ids": "input", "position_ids": "positions"},
+            return_padding_mask=self.counts,
+            return_num_valid_tokens=self.counts,
+            flatten=self.flat,
+        )
+        labels = fields.pop("labels")
+        return fields, labels
+
+
+def choose_form(sizes: Mapping[str, Any]) -> Form:
+    """The form for the sizes that the trainer passes to its data loader.
+
+    Args:
+        sizes: seq_len and local_batch_size (rows), or max_context_length and num_tokens_per_batch or
+            num_tokens_per_microbatch (flat); other keys are ignored.
+
+    Raises:
+        PipelineError: the sizes fit neither form, or a flat batch is not a whole number of records.
+    """
+    if "seq_len" in sizes and "local_batch_size" in sizes:
+        return Form(int(sizes["seq_len"]), int(sizes["local_batch_size"]))
+    name = next((name for name in ("num_tokens_per_microbatch", "num_tokens_per_batch") if name in sizes), None)
+    if "max_context_length" not in sizes or name is None:
+        raise PipelineError(
+            f"the trainer builds its data loader with {sorted(sizes)}; expected seq_len and local_batch_size, or "
+            "max_context_length and num_tokens_per_batch. Use a supported version of TorchTitan."
+        )
+    length, tokens = int(sizes["max_context_length"]), int(sizes[name])
+    if tokens < length or tokens % length:
+        raise PipelineError(
+            f"{name} is {tokens}; expected a multiple of max_context_length {length}. Set it to "
+            f"{max(1, tokens // length) * length}."
+        )
+    return Form(length, tokens // length, flat=True, counts=name == "num_tokens_per_microbatch")

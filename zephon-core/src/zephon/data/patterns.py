@@ -1,0 +1,68 @@
+"""Patterns of file names, the same in local folders and in stores.
+
+``*``, ``?`` and ``[..]`` match within a name, ``**`` any number of folders, and a folder that matches means all files
+below it. Names that start with ``.`` or ``_`` are skipped unless the pattern spells the character out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+
+__all__ = ["MAGIC", "Pattern", "select_names", "split_pattern"]
+
+MAGIC = re.compile(r"[*?\[]")
+
+
+def split_pattern(path: str) -> tuple[str, str]:
+    """(the folder before the first wildcard, without a slash at its end; the pattern below it, "" for a folder)."""
+    parts = path.split("/")
+    first = next((n for n, part in enumerate(parts) if MAGIC.search(part)), len(parts))
+    return "/".join(parts[:first]).rstrip("/"), "/".join(parts[first:])
+
+
+class Pattern:
+    """A pattern as an automaton over the parts of a path: states are sets of how many of its parts have matched."""
+
+    def __init__(self, pattern: str) -> None:
+        self._parts = [part for part in pattern.split("/") if part]
+        self.start = self._closed({0})
+
+    def step(self, states: frozenset[int], name: str) -> frozenset[int]:
+        """The states after one more folder or file name; empty where nothing below it can match."""
+        visible = name[:1] not in ("", ".", "_")  # empty names only mark a folder
+        after = set()
+        for state in states:
+            part = self._parts[state] if state < len(self._parts) else "**"
+            if part == "**":
+                if visible:
+                    after.add(state)
+            elif fnmatchcase(name, part) and (visible or name[:1] == part[0]):
+                after.add(state + 1)
+        return self._closed(after)
+
+    def matches(self, states: frozenset[int]) -> bool:
+        """Whether a path with these states at its end is meant."""
+        return len(self._parts) in states
+
+    def _closed(self, states: set[int]) -> frozenset[int]:
+        """With those after each ``**``, which may also stand for no folder at all."""
+        for state in range(len(self._parts)):
+            if state in states and self._parts[state] == "**":
+                states.add(state + 1)
+        return frozenset(states)
+
+
+def select_names(paths: Iterable[str], folder: str, pattern: str) -> list[str]:
+    """Those of `paths` that lie below `folder` and match there, relative to it."""
+    start, wanted = f"{folder}/" if folder else "", Pattern(pattern)
+    names = []
+    for path in paths:
+        if path.startswith(start):
+            states = wanted.start
+            for part in path[len(start) :].split("/"):
+                states = wanted.step(states, part)
+            if wanted.matches(states):
+                names.append(path[len(start) :])
+    return names
