@@ -14,24 +14,13 @@ import copy
 import mmap
 import multiprocessing.context
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from zephon.batch import SampleBatch
 from zephon.errors import PipelineError
 
 __all__ = ["PipelineDataset"]
-
-
-class _Pipeline(Protocol):
-    """What is used of a `zephon.Pipeline`."""
-
-    def __iter__(self) -> Iterator[SampleBatch]: ...
-
-    def checkpoint(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> Any: ...
 
 
 class PipelineDataset(IterableDataset[dict[str, Any]]):
@@ -43,11 +32,11 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
     process as free, and the state here.)
 
     Args:
-        pipeline: the pipeline; iterating moves it on.
+        pipeline: a `zephon.Pipeline`; iterating moves it on.
         to_training: as for `SampleBatch.to_training`.
     """
 
-    def __init__(self, pipeline: _Pipeline, **to_training: Any) -> None:
+    def __init__(self, pipeline: Any, **to_training: Any) -> None:
         self._pipeline = pipeline
         self._to_training = to_training
         # Seen by a worker that is a fork: 1 where it is a worker that moves on.
@@ -82,7 +71,8 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
                 "the pipeline runs in the worker process of a DataLoader, so its state is there; use torchdata's "
                 "StatefulDataLoader and its state_dict(), or num_workers=0."
             )
-        return self._pipeline.checkpoint()
+        state: dict[str, Any] = self._pipeline.checkpoint()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """`Pipeline.restore`; call before iterating."""
