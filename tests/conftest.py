@@ -8,15 +8,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
 from hypothesis import settings
 
 from support import train_tiny_tokenizer
+from support.servers.clouds import Amazon
 from support.servers.hub import Hub
-from support.store_data import s3_store
 
 # Machines that run tests are shared and slow at times: an example may take as long as it takes (pytest's own timeout
 # catches a hang). In CI the examples are always the same, so that a red run is about the change under test.
@@ -64,14 +63,15 @@ def peer_data(pytestconfig: pytest.Config) -> Path:
 
 
 @pytest.fixture(scope="session")
-def s3_session() -> Iterator[SimpleNamespace]:
-    """An S3 server behind a proxy; see `store_data.s3_store`."""
-    with s3_store() as store:
-        yield store
+def s3_session() -> Iterator[Amazon]:
+    """An S3 server."""
+    bucket = Amazon()
+    with bucket.server:
+        yield bucket
 
 
 @pytest.fixture
-def s3(s3_session: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+def s3(s3_session: Amazon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Amazon]:
     """The S3 server, named in the environment, its account empty and nothing spoilt."""
     for key, value in s3_session.environment.items():
         monkeypatch.setenv(key, value)

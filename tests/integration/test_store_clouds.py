@@ -11,7 +11,7 @@ from support import step_digests
 from support.servers import web
 from support.servers.clouds import Azure, Bucket, Google
 from zephon import DataRecipe, Pipeline
-from zephon.data.storage import FileChanged, list_files
+from zephon.data.storage import list_files
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
@@ -113,15 +113,6 @@ def test_a_fault_that_lasts_is_a_sentence(cloud, corpus, monkeypatch, fault, sen
     with pytest.raises(DataError, match=sentence) as caught:
         dataset.take(np.arange(50))
     assert corpus[1] in str(caught.value)
-
-
-def test_an_object_that_has_changed_is_named(cloud):
-    uri, bucket = cloud
-    bucket.put("a.txt", b"one text")
-    listed = list_files(f"{uri}/a.txt").file(0)
-    bucket.put("a.txt", b"two text")
-    with pytest.raises(FileChanged, match=r"corpus/a.txt' has changed"):
-        listed.fetch(0, 3)
 
 
 def test_keys_that_azure_does_not_know_are_a_sentence(monkeypatch):

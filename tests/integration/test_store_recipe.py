@@ -16,7 +16,6 @@ import pytest
 from support import step_digests
 from support.servers import web
 from support.servers.hub import Hub, Repository
-from support.store_data import upload
 from zephon import Pipeline
 from zephon.errors import CheckpointError
 from zephon.io import Dataset
@@ -55,7 +54,7 @@ def corpus(tmp_path_factory, s3_session) -> SimpleNamespace:
     for shard in range(2):
         lines = [json.dumps({"content": f"def f{n}():\n    return {n * shard}\n" * 9}) + "\n" for n in range(300)]
         (root / f"code/data/train-{shard}.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
-    upload(s3_session, root / "web", "web")
+    s3_session.upload(root / "web", "web")
     files = {f"data/{path.name}": path.read_bytes() for path in (root / "code/data").iterdir()}
     return SimpleNamespace(root=root, code=files)
 

@@ -2,17 +2,13 @@
 
 import json
 import math
-import tempfile
-from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.io_data import open_path
 from zephon.data.formats import jsonl
 from zephon.data.formats.base import Group
 from zephon.errors import DataError
@@ -151,21 +147,3 @@ def test_arrow_gives_what_msgspec_gives(rows):
     for found, row in zip(table.select(list(KINDS)).to_pylist(), rows, strict=True):
         expected = line_by_line(row, KINDS)
         assert expected is not None and all(map(same, found.values(), expected)), (found, expected)
-
-
-@settings(max_examples=60)
-@given(rows=st.lists(st.one_of(ordinary(), lines), min_size=1, max_size=5), at=st.integers(0, 4))
-def test_a_space_before_one_line_changes_nothing(rows, at):
-    template = "{text}|{n}|{flag}|{meta.text}|{x}"
-
-    def read(written):
-        with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "a.jsonl").write_text("".join(row + "\n" for row in written))
-            try:
-                dataset = open_path(Path(folder), [template])
-                return dataset.take(np.arange(dataset.catalog.rows))[template].to_pylist()
-            except DataError as error:
-                return str(error).replace(folder, "")
-
-    spaced = [" " * (row == at % len(rows)) + line for row, line in enumerate(rows)]
-    assert read(rows) == read(spaced)

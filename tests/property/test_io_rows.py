@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -108,26 +107,6 @@ def test_json_lines_are_read_as_the_json_module_reads_each_line_or_refused(parts
             assert expected is None or "no column 'text'" in str(error)
         else:
             assert rows == expected
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@settings(max_examples=15)
-@given(data=st.data())
-def test_the_fingerprint_is_that_of_the_content(suffix, data):
-    shards = data.draw(st.dictionaries(st.text("abcé", min_size=1, max_size=3), st.lists(text, max_size=5), min_size=1))
-    shards["z"] = ["one row at least"]
-    order = data.draw(st.permutations(sorted(shards)))
-    with tempfile.TemporaryDirectory() as folder:
-        found = []
-        for place, names in (("here", sorted(shards)), ("some/where/else", order)):
-            for time, name in enumerate(names):
-                path = write_shard(Path(folder) / place / f"{name}{suffix}", shards[name])
-                os.utime(path, (1000 + time, 1000 + time))
-            catalog = open_path(Path(folder) / place).catalog
-            found.append((catalog.fingerprint, catalog.shard_names.to_pylist(), catalog.group_rows.tolist()))
-        assert found[0] == found[1]
-        more = write_shard(Path(folder) / "here" / f"z{suffix}", ["one row at least", "and another"])
-        assert open_path(more.parent).catalog.fingerprint != found[0][0]
 
 
 @given(rows=st.lists(text, min_size=1, max_size=50), wanted=st.lists(st.integers(0, 10**6), max_size=50))

@@ -30,7 +30,7 @@ from zephon.ops.functions import MapBatches, MapTransform
 from zephon.ops.rows import Rows
 from zephon.work import StaticMixtureWorkSource
 
-SETTINGS = few(12)
+SETTINGS = few(6)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Meta
 
 from zephon.config import keys
 from zephon.config.keys import Key, keys_of
@@ -19,7 +20,7 @@ def values(key: Key) -> st.SearchStrategy[Any]:
     """Valid values of a key."""
     strategies = []
     for part in keys._parts(key.kind):
-        meta, plain = keys._meta(part), get_args(part)[0] if get_origin(part) is Annotated else part
+        (meta, *_), plain = keys._metas(part) or [Meta()], get_args(part)[0] if get_origin(part) is Annotated else part
         if get_origin(part) is Literal:
             strategies.append(st.sampled_from(get_args(part)))
         elif plain is bool:

@@ -1,6 +1,7 @@
 """docs/recipe.md is what the declarations of the keys say, and they say what the fingerprint of a run says."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_keys_decide_data_as_declared(recipe: DataRecipe, tiny_tokenizer: Path) 
     before = fingerprint(recipe)
     for name, value in CHANGES.items():
         assert (fingerprint(recipe.replace(**{name: value})) != before) == keys_of(DataRecipe)[name].decides_data, name
-    moved = [{**source.to_dict(), "path": f"./{source.name}.jsonl", "fmt": "jsonl"} for source in recipe.sources]
+    moved = [{**asdict(source), "path": f"./{source.name}.jsonl", "fmt": "jsonl"} for source in recipe.sources]
     assert fingerprint(recipe.replace(sources=moved)) == before
     moved[0]["weight"] = 2
     assert fingerprint(recipe.replace(sources=moved)) != before

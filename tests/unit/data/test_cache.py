@@ -82,11 +82,3 @@ def test_an_error_reaches_every_waiter_and_is_not_remembered():
             with pytest.raises(DataError, match="broken"):
                 future.result(10)
     assert cache.get("a", lambda: table(80)).num_rows == 10
-
-
-def test_discard_frees_what_it_is_told_to():
-    cache = DecodeCache(1000)
-    cache.get((1, 0), lambda: table(80))
-    cache.get((2, 0), lambda: table(160))
-    cache.discard(lambda key: key[0] == 1)
-    assert cache.bytes == 160

@@ -175,12 +175,3 @@ def test_the_first_bad_shard_in_name_order_is_reported(tmp_path):
     for _ in range(3):
         with pytest.raises(DataError, match=r"07\.parquet"):
             open_path(tmp_path)
-
-
-def test_the_path_may_be_relative_and_names_the_same_index(tmp_path, monkeypatch, opened):
-    write_shard(tmp_path / "data/a.parquet", texts(0, 10))
-    open_path(tmp_path / "data", index_dir=tmp_path / "index")
-    monkeypatch.chdir(tmp_path)
-    opened.clear()
-    assert open_path("data", index_dir=tmp_path / "index").catalog.rows == 10
-    assert opened == []

@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.io_data import open_path
+from support.io_data import open_path, opened
+from support.io_data import texts_of as column
 from zephon.data.formats import base, jsonl
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache
@@ -24,16 +25,6 @@ def write(path, table):
             writer.write_table(table, max_chunksize=2)
     else:
         path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
-
-
-def column(dataset, name):
-    return dataset.take(np.arange(dataset.catalog.rows))[name].to_pylist()
-
-
-def opened(path, columns, size_column=None, **options):
-    size_column = size_column or columns[0]
-    dataset = Dataset.from_path("x", path, options.pop("fmt", None))
-    return dataset.open(columns, size_column=size_column, cache=DecodeCache(1 << 20), **options)
 
 
 KINDS = [".parquet", ".arrow", ".jsonl"]
@@ -116,13 +107,6 @@ def test_json_lines_read_paths_the_fast_way(tmp_path, monkeypatch):
     assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["one", "flat"]
 
 
-def test_json_lines_take_a_path_where_the_column_of_that_name_is_null(tmp_path):
-    line = '{"meta.text": null, "meta": {"text": "y"}}\n'
-    for first in ("", " "):  # a space before a line sends its run the slow way
-        (tmp_path / "a.jsonl").write_text(first + line + line)
-        assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["y", "y"]
-
-
 @pytest.mark.parametrize("other", ["", ', "x": NaN', ', "x": "\\ud800"', ', "n": "one"'])
 def test_json_lines_leave_nested_values_as_they_stand(tmp_path, other):
     nested = '{"a":3, "id": 9007199254740993, "big": 123456789012345678901234567890, "é": ["ü", 1.50, "\\u00e9"]}'
@@ -148,14 +132,6 @@ def test_json_lines_take_columns_that_first_appear_late(tmp_path, suffix, monkey
     for nowhere in ("{a}{b}", "b", "{a}{b.c}"):
         with pytest.raises(DataError, match=r"no column '"):
             opened(tmp_path, [nowhere])
-
-
-def test_what_a_template_names_may_be_missing_in_a_file_of_json_lines(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"a": "x", "c": null}\n')
-    (tmp_path / "b.jsonl").write_text('{"b": "y", "c": null}\n')
-    assert column(opened(tmp_path, ["{a}{b}{c}"]), "{a}{b}{c}") == ["x", "y"]
-    with pytest.raises(DataError, match="no column 'd'"):
-        opened(tmp_path, ["{a}{d}"])
 
 
 # Shards that differ
@@ -259,14 +235,10 @@ def test_text_that_is_not_utf8_is_refused_with_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["<u2", ">u2", "<i4", "<i8", "|u1", "<u8"])
-@pytest.mark.parametrize("n", [0, 1, 8192, 20000])
+@pytest.mark.parametrize("n", [1, 8192, 20000])
 def test_an_npy_file_of_one_dimension_is_cut_into_rows(tmp_path, dtype, n):
     tokens = (np.arange(n) % 251).astype(dtype)
     np.save(tmp_path / "a.npy", tokens)
-    if not n:
-        with pytest.raises(DataError, match="has no rows"):
-            opened(tmp_path, ["tokens"], is_text=False)
-        return
     rows = column(opened(tmp_path, ["tokens"], is_text=False), "tokens")
     assert [len(row) for row in rows] == [8192] * (n // 8192) + [n % 8192] * bool(n % 8192)
     assert list(chain(*rows)) == tokens.tolist()
@@ -309,7 +281,7 @@ def test_plain_numbers_are_read_where_their_type_is_named(tmp_path, fmt, name):
         with pytest.raises(DataError, match='say which with fmt = "uint16" or "uint32"'):
             opened(tmp_path, ["tokens"], is_text=False)
     (tmp_path / name).write_bytes(b"odd")
-    with pytest.raises(DataError, match=f"no whole number of {fmt}"):
+    with pytest.raises(DataError, match=f"numbers of type {fmt}"):
         opened(tmp_path / name, ["tokens"], fmt=fmt, is_text=False)
 
 

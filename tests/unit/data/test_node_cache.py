@@ -39,17 +39,11 @@ def refused() -> bytes:
     raise AssertionError("was downloaded although it is there")
 
 
-def test_an_entry_is_downloaded_once_and_then_read(tmp_path):
-    cache = NodeCache(tmp_path / "data", None)
-    key = ("v1", 0, 100)
-    assert cache.fetch("s3://b/x", key, 100, lambda: content(1, 100)) == content(1, 100)
-    assert bytes(NodeCache(tmp_path / "data", None).fetch("s3://b/x", key, 100, refused)) == content(1, 100)
-
-
 @pytest.mark.parametrize("damage", ["flip", "cut", "longer", "empty"])
 def test_damaged_entries_are_made_anew(tmp_path, damage):
     cache, data = NodeCache(tmp_path / "data", None), content(5, 3 * KB)
     cache.fetch("x", 0, len(data), lambda: data)
+    assert bytes(NodeCache(tmp_path / "data", None).fetch("x", 0, len(data), refused)) == data
     (path,) = entries(cache)
     spoilt = bytearray(path.read_bytes())
     spoilt[100] ^= 1
@@ -81,14 +75,6 @@ def test_what_was_not_used_for_longest_goes_first_and_the_limit_holds(tmp_path):
         read(cache, n, 8 * KB, refused)
     with pytest.raises(AssertionError):
         read(cache, 1, 8 * KB, refused)
-
-
-def test_what_is_larger_than_the_cache_is_not_kept_and_clears_nothing_out(tmp_path):
-    cache = NodeCache(tmp_path / "data", 40 * KB)
-    for key, size in (("small", KB), ("large", 50 * KB), ("next", KB)):
-        assert len(read(cache, key, size)) == size
-    for key in ("small", "next"):
-        read(cache, key, KB, refused)
 
 
 def test_files_of_others_are_neither_counted_nor_removed(tmp_path):

@@ -53,15 +53,15 @@ def test_read_group_gives_exactly_the_rows_of_the_group(tmp_path, suffix):
         assert dataset.read_group(group)["text"].to_pylist() == TEXTS[starts[group] : starts[group + 1]]
 
 
-def test_rows_that_do_not_exist_are_refused(tmp_path, suffix):
-    dataset = open_path(write_shards(tmp_path, suffix))
+def test_rows_that_do_not_exist_are_refused(tmp_path):
+    dataset = open_path(write_shards(tmp_path, ".parquet"))
     for rows, wrong in (([0, 400], 400), ([-1], -1), ([2**40, 5], 2**40)):
         with pytest.raises(DataError, match=f"row {wrong} was asked of dataset 'corpus', which has rows 0 to 399"):
             dataset.take(np.array(rows))
 
 
-def test_many_threads_read_one_dataset(tmp_path, suffix):
-    dataset = open_path(write_shards(tmp_path, suffix), cache_bytes=2000)
+def test_many_threads_read_one_dataset(tmp_path):
+    dataset = open_path(write_shards(tmp_path, ".jsonl.gz"), cache_bytes=2000)
     start = threading.Barrier(8)
 
     def work(seed):

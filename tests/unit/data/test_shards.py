@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zephon import DataRecipe, Pipeline
-from zephon.errors import DataError, ZephonError
+from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
 
@@ -96,18 +95,6 @@ def test_a_column_that_no_shard_has_is_refused(tmp_path, fmt):
             rows_of(nulls, "m.t")
 
 
-def test_a_table_in_memory_has_all_columns_of_a_template():
-    dataset = Dataset.from_dict("memory", {"text": ["a"], "m": [{"t": "T"}]})
-
-    def rows(column):
-        return dataset.open([column], size_column=column, cache=DecodeCache(1))
-
-    assert rows("{m.t}:{text}").take(np.arange(1)).to_pylist() == [{"{m.t}:{text}": "T:a"}]
-    for column in ("{title}:{text}", "{m.x}:{text}"):
-        with pytest.raises(DataError, match=r"no column '(title|m.x)' in"):
-            rows(column)
-
-
 def test_members_of_a_template_may_be_missing_in_an_archive(tmp_path):
     def archive(name: str, *extensions: str) -> None:
         with tarfile.open(tmp_path / name, "w") as tar:
@@ -123,20 +110,3 @@ def test_members_of_a_template_may_be_missing_in_an_archive(tmp_path):
         rows_of(tmp_path, "{cls}:{txt}")
     with pytest.raises(DataError, match=r"no column 'title.txt' in '.*b.tar"):
         rows_of(tmp_path, "title.txt")
-
-
-@pytest.mark.parametrize("turn", [1, -1])
-def test_a_recipe_with_a_filter_reads_a_template_that_its_first_shard_lacks_a_column_of(tmp_path, tiny_tokenizer, turn):
-    texts = {"text": [f"words of {n}" for n in range(50)]}
-    folder = shards(tmp_path / "data", "parquet", *[texts, {**texts, "title": ["title"] * 50}][::turn])
-
-    def pipeline(text_field: str) -> Pipeline:
-        source = {"name": "docs", "path": str(folder), "text_field": text_field}
-        recipe = DataRecipe.from_dict({"filter": "length(text) > 3", "sources": [source]})
-        return Pipeline.from_recipe(
-            recipe, tokenizer=tiny_tokenizer, seq_len=32, microbatch_size=2, dp_degree=1, dp_group_id=0, global_batch=2
-        )
-
-    assert next(iter(pipeline("{title}: {text}"))) is not None
-    with pytest.raises(ZephonError, match="no column 'titel' in"):
-        next(iter(pipeline("{titel}: {text}")))

@@ -96,6 +96,10 @@ def test_loops_of_links_end_and_every_file_is_listed_once(tmp_path):
     (tmp_path / "b/across").symlink_to(tmp_path / "a")
     assert list_files(str(tmp_path)).names == ["a/x.jsonl", "b/y.jsonl"]
     assert list_files(f"{tmp_path}/**/*.jsonl").names == ["a/x.jsonl", "b/y.jsonl"]
+    (tmp_path / "0-link").symlink_to(tmp_path / "a")
+    assert list_files(f"{tmp_path}/*/*.jsonl").names == ["a/x.jsonl", "b/y.jsonl"]
+    assert list_files(f"{tmp_path}/[0a]*/x*").names == ["a/x.jsonl"]
+    assert list_files(f"{tmp_path}/0*").names == ["0-link/across/y.jsonl", "0-link/x.jsonl"]
 
 
 def test_a_linked_folder_and_linked_files_are_followed(tmp_path):

@@ -7,7 +7,6 @@ import sys
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from support import step_digests
@@ -194,30 +193,6 @@ def test_a_dataset_may_name_a_text_that_a_function_makes(tiny_tokenizer):
     pipeline = Pipeline(StaticMixtureWorkSource(datasets=[dataset]))
     pipeline = pipeline.map_transform(lambda row: {"clean": row["body"] * 3})
     assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer, 5) == {"aaa", "bbb"}
-
-
-def test_work_is_sized_by_all_columns_that_are_read(tiny_tokenizer, tmp_path):
-    table = pa.table({"text": ["a"] * 200, "large": [f"{n:05}" * 2000 for n in range(200)], "unread": ["b" * 99] * 200})
-    pq.write_table(table, tmp_path / "a.parquet", use_dictionary=False)
-    for dataset in (Dataset.from_path("d", tmp_path), Dataset.from_table("d", table)):
-        pipeline = Pipeline(StaticMixtureWorkSource(datasets=[dataset]))
-        plain = finished(pipeline, tiny_tokenizer).compiled.plan.row_bytes
-        both = finished(pipeline.filter("length(large) > 5"), tiny_tokenizer).compiled.plan.row_bytes
-        assert plain.tolist() == [64.0]
-        assert 10_000 <= both[0] <= 10_100
-
-
-@pytest.mark.parametrize("lanes", [1, 8])
-def test_columns_are_made_of_blocks_of_which_a_filter_leaves_nothing(tiny_tokenizer, lanes):
-    columns = {"n": list(range(200)), "text": [f"row {n} " + "word " * 1500 for n in range(200)]}
-    plain = Pipeline(source_of(columns, repeat=False, shuffle_shards=False, shuffle_within_shard=False))
-    filtered = plain.filter("n >= 180").map_transform(lambda row: {"clean": row["text"]}, columns=["text"])
-    mapped = plain.map_transform(lambda row: {"clean": row["text"]} if row["n"] >= 180 else None)
-    for pipeline in (filtered, mapped.filter("length(clean) > 1")):
-        made = pipeline.options(canonical_replicas=lanes).tokenize(tiny_tokenizer, field="clean")
-        made = made.pack_flat(64).batch(1, drop_last=False)
-        assert sum(1 for _ in made) > 0
-        assert next(iter(made.mixture().values())).dropped == 180
 
 
 def test_pandas_and_jinja_stay_out_of_pipelines_that_do_not_need_them(tiny_tokenizer):

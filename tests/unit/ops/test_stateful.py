@@ -49,10 +49,8 @@ class Failing(Stateful):
         ("text", "half a surrogate pair"),
     ],
 )
-@pytest.mark.parametrize("runner", ["inline", "threads"])
-def test_a_row_that_push_cannot_use_is_named_or_left_out(tiny_tokenizer, how, words, runner):
+def test_a_row_that_push_cannot_use_is_named_or_left_out(tiny_tokenizer, how, words):
     pipeline = finished(Pipeline(source_of(repeat=False)).stateful_transform(Failing(how)), tiny_tokenizer)
-    pipeline = pipeline.options(runner=runner)
     with pytest.raises(DataError, match=words) as told:
         list(pipeline)
     assert "shard memory, row 100" in str(told.value) and "\n" not in str(told.value)
@@ -110,23 +108,7 @@ def test_a_state_that_cannot_be_made_is_told_with_its_window(tiny_tokenizer):
             pass
 
 
-def test_a_row_that_was_given_may_be_changed_afterwards(tiny_tokenizer):
-    class ChangedLater(Stateful):
-        def init_state(self):
-            return []
-
-        def push(self, state, row):
-            for earlier in state:
-                earlier["text"] += " and so on"
-            state[:] = [row]
-            return row
-
-    finished(Pipeline(source_of()).stateful_transform(ChangedLater()), tiny_tokenizer).explain()
-
-
-@pytest.mark.parametrize("runner", ["inline", "threads"])
-@pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize("used", [7, 31])
+@pytest.mark.parametrize(("runner", "stateful", "used"), [("inline", False, 7), ("threads", True, 31)])
 def test_rows_told_of_before_a_state_was_taken_are_not_told_of_again(tiny_tokenizer, caplog, runner, stateful, used):
     def fails_now_and_then(row):
         if row["number"] % 29 == 3:

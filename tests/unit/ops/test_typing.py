@@ -6,7 +6,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from support import step_digests
 from support.operator_data import applied, finished, numbered, source_of, texts_of
 from zephon import DataError, Pipeline, PipelineError
 from zephon.ops.functions import MapBatches, MapTransform
@@ -56,13 +55,6 @@ def test_types_of_mixed_values(values, kind, misfits):
     for value, back in zip(sound, rows.table.column("x").to_pylist(), strict=True):
         back = {key: item for key, item in back.items() if item is not None} if isinstance(back, dict) else back
         assert value == back or "nan" in repr(value)
-
-
-def test_a_fault_tells_value_column_and_type():
-    rows = applied(MapTransform(lambda row: {"x": row["number"] or "none"}), *ranges(0, 2))
-    assert [(place, reason) for place, _, reason in rows.failed] == [
-        (1, 'it gave 1 (int) for column "x", which is large_string in the rows tried first')
-    ]
 
 
 def test_columns_keep_what_they_had_where_the_rows_tried_say_less():
@@ -127,14 +119,6 @@ def test_types_do_not_depend_on_where_blocks_are_cut(tiny_tokenizer, lookahead):
     kept = texts_of(finished(pipeline, tiny_tokenizer, prefetch_buffer_size=lookahead), tiny_tokenizer)
     assert kept == {f"{n / 2:g} {n / 2:g}" for n in range(60)}
 
-    def language(row):
-        return {"language": None if row["number"] % 100 < 90 else "en"}
-
-    pipeline = Pipeline(source_of(count=200, shuffle_block_size="none")).map_transform(language)
-    pipeline = pipeline.filter('language == "en"').text_template("{language} {number}")
-    kept = texts_of(finished(pipeline, tiny_tokenizer, prefetch_buffer_size=lookahead), tiny_tokenizer)
-    assert kept == {f"en {n}" for n in range(200) if n % 100 >= 90}
-
 
 def test_a_value_that_comes_late_and_does_not_fit_is_a_fault_of_its_row(tiny_tokenizer):
     def late(row):
@@ -147,17 +131,3 @@ def test_a_value_that_comes_late_and_does_not_fit_is_a_fault_of_its_row(tiny_tok
     kept = texts_of(skipping, tiny_tokenizer, 800)
     assert not kept & {f"document {n} of some words" for n in (1500, 1600, 1700, 1800)}
     assert "document 1501 of some words" in kept
-
-
-def test_the_stream_is_the_same_for_other_groups_where_types_vary(tiny_tokenizer):
-    def varied(row):
-        return {"value": [None, row["number"], row["number"] / 3, True][row["number"] % 4]}
-
-    def build(groups, group):
-        pipeline = Pipeline(source_of(count=300)).map_transform(varied).text_template("{value} {text}")
-        options = {"canonical_replicas": 4, "dp_degree": groups, "dp_group_id": group, "global_batch": 4}
-        options |= {"on_error": "skip", "error_budget": 1.0, "runner": "inline"}
-        return pipeline.tokenize(tiny_tokenizer).pack_flat(31).batch(1).options(**options)
-
-    wanted = step_digests([build(1, 0)], 20, 4)
-    assert step_digests([build(4, group) for group in range(4)], 20, 4) == wanted

@@ -69,16 +69,9 @@ def test_litdata_chunks_of_fields_give_their_columns(peer_data, folder):
 
 @pytest.mark.parametrize("folder", ["arrow", "arrow-zstd"])
 def test_litdata_chunks_of_nested_rows_give_their_columns(peer_data, folder):
+    meta = [{"text": text, "tags": ["a"] * (n % 3)} for n, text in enumerate(TEXTS)]
     dataset = opened(peer_data / "litdata" / folder, ["text", "n", "meta.text", "meta"])
-    check_rows(
-        dataset,
-        {
-            "text": TEXTS,
-            "n": list(range(N)),
-            "meta.text": TEXTS,
-            "meta": [{"text": text, "tags": ["a"] * (n % 3)} for n, text in enumerate(TEXTS)],
-        },
-    )
+    check_rows(dataset, {"text": TEXTS, "n": list(range(N)), "meta.text": TEXTS, "meta": meta})
 
 
 def test_litdata_items_that_are_one_text_or_one_array_have_a_column(peer_data):

@@ -33,22 +33,13 @@ __all__ = [
     "Options",
     "RunSettings",
     "check_workers",
-    "default_cache_dir",
     "default_lookahead",
     "default_workers",
 ]
 
-DEFAULT_MEMORY_BYTES = 512 << 20
 # The disk that data of stores may take where nobody set a folder or a limit: a home folder is not for a corpus.
 DEFAULT_LIMIT_BYTES = 32 * 10**9
 _READY_BYTES = 8 << 20
-
-
-def default_cache_dir() -> Path:
-    """Where indexes are kept by default: ZEPHON_CACHE_DIR, else zephon in the user's cache folder."""
-    if folder := os.environ.get("ZEPHON_CACHE_DIR"):
-        return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zephon"
 
 
 def default_workers() -> int:
@@ -75,14 +66,7 @@ def check_workers(operator: str, parallelism: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FaultPolicy:
-    """The fate of rows that cannot be used.
-
-    Attributes:
-        on_error: "raise" ends the run at the first one, "skip" leaves them out, "quarantine" leaves them out and keeps
-            their content in the report.
-        budget: share of the rows of a chunk that may be left out, rounded up; more end the run.
-        budget_rows: rows of a chunk that may be left out although they are more than that share.
-    """
+    """The fate of rows that cannot be used: the options on_error, error_budget and error_budget_rows."""
 
     on_error: str = "raise"
     budget: float = 0.01
@@ -174,7 +158,7 @@ class CacheOptions:
         decides_data=False,
     )
     memory_bytes: Size = key(
-        DEFAULT_MEMORY_BYTES,
+        512 << 20,
         "Decoded data held in memory by this process; half as much again for data of stores.",
         decides_data=False,
     )
@@ -185,25 +169,28 @@ class CacheOptions:
     @property
     def index_dir(self) -> Path | None:
         """The folder for indexes, or None where none are kept."""
-        return self._folder("index")
+        return self._folder / "index" if self.enabled else None
 
     @property
     def data_dir(self) -> Path | None:
         """The folder for data of stores, or None where none is kept."""
-        return self._folder("data")
+        return self._folder / "data" if self.enabled else None
 
     @property
     def data_limit_bytes(self) -> int | None:
         """Most bytes below `data_dir`, None for no limit but the disk."""
         return self.limit_bytes or (DEFAULT_LIMIT_BYTES if self.dir is None else None)
 
-    def _folder(self, name: str) -> Path | None:
-        return (Path(self.dir) if self.dir is not None else default_cache_dir()) / name if self.enabled else None
+    @property
+    def _folder(self) -> Path:
+        if folder := self.dir or os.environ.get("ZEPHON_CACHE_DIR"):
+            return Path(folder)
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "zephon"
 
     @staticmethod
     def from_io_options(io_options: Mapping[str, Any] | None) -> CacheOptions:
         """Read `{"cache": {...}}`; unknown keys are refused."""
-        options = {} if io_options is None else io_options
+        options = io_options or {}
         cache = options.get("cache", {}) if isinstance(options, Mapping) else None
         if not isinstance(cache, Mapping):
             raise PipelineError(

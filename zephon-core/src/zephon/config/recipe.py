@@ -2,21 +2,7 @@
 
 A recipe says everything about the *data* of a run and nothing about the *run*: tokenizer, sequence length, batch size
 and topology belong to the training framework, or to whoever calls `Pipeline.from_recipe`, and a recipe that names one
-is refused with that answer. A complete recipe::
-
-    seed = 42
-    cache_dir = "/local-ssd/zephon"
-    cache_limit_bytes = "500gb"
-
-    [[sources]]
-    name = "web"
-    path = "data/web"          # relative to the recipe's folder
-    weight = 3.0               # three tokens of web ...
-
-    [[sources]]
-    name = "code"
-    path = "data/code/*.jsonl.gz"
-    weight = 1.0               # ... for each token of code
+is refused with that answer.
 
 docs/recipe.md lists all keys; it is made from the declarations here and in `settings` and `options`.
 """
@@ -27,7 +13,7 @@ import os
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, Self, TypeVar
 
 from zephon.config.keys import (
@@ -49,7 +35,6 @@ from zephon.config.keys import (
 )
 from zephon.config.options import RunSettings
 from zephon.config.settings import (
-    DATASET_KEYS,
     CurriculumSettings,
     OrderSettings,
     RowSettings,
@@ -59,9 +44,8 @@ from zephon.config.settings import (
 )
 from zephon.errors import RecipeError
 
-__all__ = ["DataRecipe", "SourceRecipe", "StageRecipe"]
+__all__ = ["DataRecipe", "SourceRecipe"]
 
-StageRecipe = Stage
 _T = TypeVar("_T")
 
 
@@ -92,14 +76,6 @@ class SourceRecipe(OrderSettings, RowSettings):
     group: Name | None = key(
         None, 'Sources of one group may share a record under homogeneity = "group"; by default a group of its own.'
     )
-
-    def own_settings(self) -> dict[str, Any]:
-        """Order and repetition where they are not the recipe's, by key."""
-        return {name: value for name in DATASET_KEYS if (value := getattr(self, name)) is not None}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data of the same shape as the TOML."""
-        return {name: getattr(self, name) for name in keys_of(type(self))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,16 +143,16 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
         object.__setattr__(self, "schedule", stages)
         if not sources:
             raise RecipeError("sources is missing; add a [[sources]] table with name and path for each dataset.")
-        names: dict[str, int] = {}
+        names: list[str] = []
         for nth, source in enumerate(sources, start=1):
             if not isinstance(source, SourceRecipe):
                 raise RecipeError(f"source {nth} is {seen(source)}; expected a SourceRecipe.")
             if source.name in names:
                 raise RecipeError(
-                    f"source {nth} has the name {quote(source.name)}, which source {names[source.name]} has too; "
-                    "expected a name of its own for each source."
+                    f"source {nth} has the name {quote(source.name)}, which source {names.index(source.name) + 1} has "
+                    "too; expected a name of its own for each source."
                 )
-            names[source.name] = nth
+            names.append(source.name)
             if stages and source.weight != 1.0:
                 raise RecipeError(
                     f"source {quote(source.name)} has the weight {source.weight:g}, and the schedule has the mixture; "
@@ -184,7 +160,7 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
                 )
         check_weights({source.name: source.weight for source in sources})
         if stages:
-            check_schedule(stages, list(names))
+            check_schedule(stages, names)
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> Self:
@@ -196,8 +172,6 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
         Raises: `RecipeError` where the file cannot be read, or anything in it is unknown, of the wrong type or out of
         range.
         """
-        if not isinstance(path, str | os.PathLike):
-            raise RecipeError(f"the recipe is {seen(path)}; expected the path of a TOML file.")
         where = os.fspath(path)
         try:
             with open(where, "rb") as file:
@@ -237,11 +211,9 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data (str, int, float, bool, None, lists, dicts) from which `from_dict` makes an equal recipe."""
-        return {
-            **{name: getattr(self, name) for name in keys_of(type(self))},
-            "sources": [source.to_dict() for source in self.sources],
-            "schedule": [stage.to_dict() for stage in self.schedule],
-        }
+        values = asdict(self)
+        del values["origin"]
+        return {**values, "sources": list(values["sources"]), "schedule": list(values["schedule"])}
 
     def replace(self, **overrides: object) -> Self:
         """A copy with other values for some keys, checked like a recipe that says so.
@@ -283,7 +255,7 @@ def _tables(cls: type, value: Any, name: str, what: str, folder: str) -> Sequenc
         raise RecipeError(f"{name} is {seen(value)}; expected a list of tables: write [[{name}]].")
     made = []
     for nth, table in enumerate(value, start=1):
-        plain = table.to_dict() if isinstance(table, SourceRecipe | Stage) else table
+        plain = asdict(table) if isinstance(table, SourceRecipe | Stage) else table
         called = plain.get("name") if isinstance(plain, Mapping) else None
         with within(f"{what} {nth}" + (f" ({quote(called)})" if isinstance(called, str) else "")):
             made.append(cls(**_read(cls, plain, folder)))
@@ -292,14 +264,11 @@ def _tables(cls: type, value: Any, name: str, what: str, folder: str) -> Sequenc
 
 def _absolute(path: Any, folder: str) -> Any:
     """The absolute path; URIs, and values that are no path, stay as they are."""
-    if isinstance(path, os.PathLike):
-        path = os.fspath(path)
+    path = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(path, str) or not path.strip() or re.match(r"[A-Za-z][A-Za-z0-9+.-]+://", path):
         return path
-    if path == "~" or path.startswith("~/"):
-        path = os.path.expanduser(path)
     # Joined, not normalised: with symbolic links, "a/../b" need not be "b".
-    return os.path.join(folder, path)
+    return os.path.join(folder, os.path.expanduser(path))
 
 
 # ---------------------------------------------------------------------------------------------------------------------

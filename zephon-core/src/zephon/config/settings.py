@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta
@@ -21,8 +21,8 @@ from zephon.config.keys import (
     check_keys,
     key,
     keys_of,
-    nearest,
     quote,
+    refuse_unknown,
     seen,
 )
 from zephon.errors import RecipeError
@@ -190,10 +190,6 @@ class Stage:
                 '"cosine".'
             )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data of the same shape as the TOML."""
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"mixture": dict(self.mixture)}
-
     @property
     def in_steps(self) -> bool:
         """Whether the tokens per step have to be known to place the stage."""
@@ -234,10 +230,7 @@ def check_schedule(stages: Sequence[Stage], names: Sequence[str]) -> None:
     for nth, stage in enumerate(stages, start=1):
         if not isinstance(stage, Stage):
             raise RecipeError(f"stage {nth} of the schedule is {seen(stage)}; expected a zephon.work.Stage.")
-        for name in set(stage.mixture) - set(names):
-            near = nearest(name, names)
-            remedy = f"Did you mean {quote(near)}?" if near else f"The sources are {', '.join(map(quote, names))}."
-            raise RecipeError(f"stage {nth} of the schedule names {quote(name)}, which is no source. {remedy}")
+        refuse_unknown(stage.mixture, names, f"source in stage {nth} of the schedule")
     idle = [name for name in names if not any(stage.mixture.get(name) for stage in stages)]
     if idle:
         raise RecipeError(f"no stage of the schedule gives {idle} a weight above 0; remove the source, or give it one.")

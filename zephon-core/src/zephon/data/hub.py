@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterable
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, TypeVar
 
 from zephon.data.patterns import select_names, split_pattern
 from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length
@@ -46,22 +46,21 @@ class HubStore(Store):
     def list(self, path: str) -> Found:
         by_path = path.startswith("datasets/")
         parts = path.removeprefix("datasets/").strip("/").split("/")
-        if len(parts) < (2 if by_path else 3):
-            _refuse(f"'hf://{path}' names no split; {_USAGE}")
-        if "@" in parts[1] and "refs" in parts[1:3]:  # refs/convert/parquet and refs/pr/N have slashes of their own
+        if len(parts) > 1 and "@" in parts[1] and "refs" in parts[1:3]:  # refs/convert/parquet and refs/pr/N
             parts[1:4] = ["/".join(parts[1:4])]
+        if len(parts) < 2 or not (by_path or 3 <= len(parts) <= 4):
+            raise _refused(f"'hf://{path}' names no split; {_USAGE}")
         name, _, revision = parts[1].partition("@")
         repo, rest = f"{parts[0]}/{name}", parts[2:]
-        if len(rest) > 2 and not by_path:
-            _refuse(f"'hf://{path}' has too many parts; {_USAGE}")
         commit, configs, files = self._repository(repo, revision or None)
         if by_path:
-            return _found(repo, commit, files, _below(files, "/".join(rest)))
-        config, split = (rest[0] if len(rest) == 2 else None), rest[-1]
-        chosen = _own_files(repo, configs, files, config, split)
-        if not chosen:
-            commit, files = self._converted(repo, revision, files)
-            chosen = _converted_files(repo, files, config, split)
+            chosen = _below(files, "/".join(rest))
+        else:
+            config, split = (rest[0] if len(rest) == 2 else None), rest[-1]
+            chosen = _own_files(repo, configs, files, config, split)
+            if not chosen:
+                commit, files = self._converted(repo, revision, files)
+                chosen = _converted_files(repo, files, config, split)
         return _found(repo, commit, files, chosen)
 
     def ask(self, function: Callable[..., _T], *args: Any, **keywords: Any) -> _T:
@@ -73,9 +72,12 @@ class HubStore(Store):
             if isinstance(fault.__cause__, errors.RevisionNotFoundError | errors.EntryNotFoundError):
                 raise StoreFault("missing", "the Hub knows no such revision or file") from fault
             if isinstance(fault.__cause__, errors.GatedRepoError):
-                _refuse("access to this dataset must be granted on the Hub first; then log in with 'hf auth login'")
+                raise _refused(
+                    "access to this dataset must be granted on the Hub first; then 'hf auth login'"
+                ) from fault
             if isinstance(fault.__cause__, errors.RepositoryNotFoundError):
-                _refuse("the Hub knows no such dataset, or not with this token; check the name, HF_TOKEN or 'hf auth'")
+                reason = "the Hub knows no such dataset, or not with this token; check the name, HF_TOKEN or 'hf auth'"
+                raise _refused(reason) from fault
             raise
 
     def head(self, key: str) -> tuple[int, str]:
@@ -105,9 +107,7 @@ class HubStore(Store):
         # huggingface_hub reads HF_ENDPOINT when it is imported; whoever sets it later means it too.
         api = HfApi(endpoint=os.environ.get("HF_ENDPOINT") or None)
         info = self.ask(api.dataset_info, repo, revision=revision)
-        tree = self.ask(
-            lambda: list(api.list_repo_tree(repo, recursive=True, revision=info.sha, repo_type="dataset", expand=False))
-        )
+        tree = self.ask(lambda: list(api.list_repo_tree(repo, recursive=True, revision=info.sha, repo_type="dataset")))
         files = {
             entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
             for entry in tree
@@ -121,18 +121,18 @@ class HubStore(Store):
         kinds = sorted({os.path.splitext(name)[1] for name in own} - {""})
         none = f"dataset '{repo}' has no Parquet, JSONL or Arrow files for that split (it holds {kinds or 'nothing'})"
         if revision and revision != _CONVERTED:
-            _refuse(f"{none} at revision '{revision}', and the Hub converts only the newest; name {_CONVERTED}")
+            raise _refused(f"{none} at revision '{revision}', and the Hub converts only the newest; name {_CONVERTED}")
         try:
             commit, _, files = self._repository(repo, _CONVERTED)
         except StoreFault as fault:
             if fault.kind == "missing":
-                _refuse(f"{none}, and the Hub has not converted it; check the split")
+                raise _refused(f"{none}, and the Hub has not converted it; check the split") from fault
             raise
         return commit, files
 
 
-def _refuse(reason: str) -> NoReturn:
-    raise StoreFault("refused", reason)
+def _refused(reason: str) -> StoreFault:
+    return StoreFault("refused", reason)
 
 
 def _found(repo: str, commit: str, files: _Files, chosen: Iterable[str]) -> Found:
@@ -144,7 +144,7 @@ def _found(repo: str, commit: str, files: _Files, chosen: Iterable[str]) -> Foun
 
 
 def _below(files: Iterable[str], path: str) -> list[str]:
-    """The files that a path, folder or pattern means."""
+    """The files of a path, folder or pattern."""
     path = path.strip("/").removeprefix("./")
     if path in files:
         return [path]
@@ -155,45 +155,40 @@ def _below(files: Iterable[str], path: str) -> list[str]:
 
 def _own_files(repo: str, configs: Any, files: _Files, config: str | None, split: str) -> list[str]:
     """The files of a split in the repository itself: by its card, else by their paths; none where there are none."""
-    shown = _below(files, "")
-    if not any(name.lower().endswith(_SUFFIXES + _JSON) for name in shown):
-        return []
-    named = {
+    cards = {
         str(card.get("config_name", "default")): card
         for card in configs or ()
         if isinstance(card, dict) and (card.get("data_files") or card.get("data_dir"))
     }
-    folder = ""
-    if named:
-        config = _configuration(repo, named, config)
-        folder = str(named[config].get("data_dir") or "").removeprefix("./").strip("/")
-        if named[config].get("data_files"):
-            chosen = _by_card(repo, named[config]["data_files"], config, folder, files, split)
+    folder, names = "", _below(files, "")
+    if cards:
+        marked = [name for name, card in cards.items() if card.get("default")]
+        config = config or next(iter(marked), None) or _usual(cards)
+        if config not in cards:
+            raise _refused(f"dataset '{repo}' needs one of its configurations in the path: {sorted(cards)}")
+        folder = str(cards[config].get("data_dir") or "").removeprefix("./").strip("/")
+        if cards[config].get("data_files"):
+            chosen = _by_card(f"dataset '{repo}', configuration '{config}'", cards[config], folder, files, split)
             # What the card names may be of a kind that only the Hub's conversion makes readable.
             return chosen if any(name.lower().endswith(_SUFFIXES + _JSON) for name in chosen) else []
-        shown, config = _below(files, folder), None
-        if not shown:
-            _refuse(f"the card of dataset '{repo}' names the folder '{folder}', which has no files")
-    data = [name for name in shown if name.lower().endswith(_SUFFIXES)]
-    loose = [name for name in shown if name.lower().endswith(_JSON) and name.rpartition("/")[2].lower() not in _NO_DATA]
-    if config is not None:
-        folders = sorted({name.split("/")[0] for name in data if "/" in name})
-        data, loose = ([name for name in some if config in name.split("/")[:-1]] for some in (data, loose))
-        if not data and not loose:
-            if not folders:
-                return []
-            _refuse(f"dataset '{repo}' has no configuration '{config}'; its folders are {folders}")
+        names = _below(files, folder)
+        if not names:
+            raise _refused(f"the card of dataset '{repo}' names the folder '{folder}', which has no files")
+    elif config is not None:
+        names = [name for name in names if config in name.split("/")[:-1]]
+    data = [name for name in names if name.lower().endswith(_SUFFIXES)]
+    loose = [name for name in names if name.lower().endswith(_JSON) and name.rpartition("/")[2].lower() not in _NO_DATA]
     by_split = _naming(_SPLIT_NAMES.get(split, (split,)), len(folder))
+    names_any = _naming([word for words in _SPLIT_NAMES.values() for word in words], len(folder))
     for some in (data, loose):
         if chosen := [name for name in some if by_split(name)]:
             return chosen
     # Files that name no split at all are all for training; loose ones only where the card says that they are data.
-    names_any = _naming([word for words in _SPLIT_NAMES.values() for word in words], len(folder))
     for some in (data, loose if folder else []):
         if some and split == "train" and not any(map(names_any, some)):
             return some
     if data:
-        _refuse(f"no file of dataset '{repo}' belongs to a split '{split}', for example '{data[0]}'")
+        raise _refused(f"no file of dataset '{repo}' belongs to a split '{split}', for example '{data[0]}'")
     return []
 
 
@@ -203,52 +198,41 @@ def _naming(words: Iterable[str], skip: int) -> Callable[[str], Any]:
     return lambda name: wanted.search(name[skip:])
 
 
-def _configuration(repo: str, named: dict[str, Any], config: str | None) -> str:
-    """The configuration of the card that is meant."""
-    if config is None:
-        marked = [name for name, card in named.items() if card.get("default")]
-        config = marked[0] if marked else "default" if "default" in named or len(named) > 1 else next(iter(named))
-    if config not in named:
-        _refuse(f"dataset '{repo}' needs one of its configurations in the path: {sorted(named)}")
-    return config
+def _usual(configs: Collection[str]) -> str:
+    """The configuration of a path that names none."""
+    return next(iter(configs)) if len(configs) == 1 else "default"
 
 
-def _by_card(repo: str, data_files: Any, config: str, folder: str, files: _Files, split: str) -> list[str]:
-    if isinstance(data_files, dict) and "path" not in data_files:
-        data_files = [{"split": name, "path": paths} for name, paths in data_files.items()]
+def _by_card(label: str, card: dict[str, Any], folder: str, files: _Files, split: str) -> list[str]:
+    """The files that a card names for a split: paths, or {split: paths}, or a list of {"split": ..., "path": ...}."""
+    entries = card["data_files"]
+    if isinstance(entries, dict) and "path" not in entries:
+        entries = [{"split": name, "path": paths} for name, paths in entries.items()]
     patterns: dict[str, list[str]] = {}
-    for entry in data_files if isinstance(data_files, list) else [data_files]:
-        card = entry if isinstance(entry, dict) else {"path": entry}
-        paths = card.get("path", [])
-        paths = [paths] if isinstance(paths, str) else paths
+    for entry in entries if isinstance(entries, list) else [entries]:
+        named = entry if isinstance(entry, dict) else {"path": entry}
+        paths = [named["path"]] if isinstance(named.get("path"), str) else named.get("path", [])
         if not isinstance(paths, list) or not all(isinstance(path, str) for path in paths):
-            _refuse(
-                f"the card of dataset '{repo}', configuration '{config}', gives {str(paths)[:100]} as a path, where "
-                "text or a list of it was expected; name the files: hf://datasets/ORG/NAME/PATH"
-            )
-        patterns.setdefault(str(card.get("split", "train")), []).extend(paths)
+            raise _refused(f"the card of {label}, gives {str(paths)[:100]} as a path; expected a text or a list of it")
+        patterns.setdefault(str(named.get("split", "train")), []).extend(paths)
     if split not in patterns:
-        _refuse(f"dataset '{repo}', configuration '{config}', has the splits {sorted(patterns)}")
+        raise _refused(f"{label}, has the splits {sorted(patterns)}")
     start = f"{folder}/" if folder else ""
     chosen = {name for pattern in patterns[split] for name in _below(files, start + pattern)}
     if not chosen:
-        _refuse(f"the card of dataset '{repo}' names {patterns[split]}, and no such file is there")
+        raise _refused(f"the card of {label}, names {patterns[split]}, and no such file is there")
     return sorted(chosen)
 
 
 def _converted_files(repo: str, files: Iterable[str], config: str | None, split: str) -> list[str]:
-    """Of CONFIG/SPLIT/0000.parquet, or CONFIG/partial-SPLIT/ where the Hub converted only the beginning."""
+    """Of CONFIG/SPLIT/0000.parquet; the Hub writes CONFIG/partial-SPLIT/ where it converted only the beginning."""
     data = [name for name in files if name.endswith(".parquet") and name.count("/") == 2]
-    configs = sorted({name.split("/")[0] for name in data})
-    if config is None and configs:
-        config = "default" if "default" in configs or len(configs) > 1 else configs[0]
-    splits = {name.split("/")[1] for name in data if name.split("/")[0] == config}
-    if f"partial-{split}" in splits:
-        _refuse(
-            f"the Hub has converted only the beginning of '{repo}', split '{split}'; to use that, name it: "
-            f"hf://datasets/{repo}@{_CONVERTED}/{config}/partial-{split}"
+    config = config or _usual({name.split("/")[0] for name in data})
+    chosen = [name for name in data if name.startswith(f"{config}/{split}/")]
+    if not chosen:
+        known = sorted({name.rpartition("/")[0] for name in data})
+        raise _refused(
+            f"dataset '{repo}' has no '{config}/{split}'; the Hub converted {known}. To read one of these, write "
+            f"hf://datasets/{repo}@{_CONVERTED}/FOLDER"
         )
-    if split not in splits:
-        known = sorted({"/".join(name.split("/")[:2]) for name in data})
-        _refuse(f"dataset '{repo}' has no '{config}/{split}'; the Hub converted {known}")
-    return [name for name in data if name.startswith(f"{config}/{split}/")]
+    return chosen

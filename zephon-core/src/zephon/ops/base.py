@@ -26,21 +26,16 @@ __all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer"]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Work for any worker.
-
-    Attributes:
-        run: makes the block.
-        nbytes: about how many bytes it moves; small jobs are not worth handing over.
-        origins: int64[n, 3], for each of the n records to come, chunk, position and token from which it and all that
-            follow can be made with nothing before it; -1 where there is no such place. With ensure_mixture there are
-            the `skips` of a `Pointer` besides.
-        fresh: whether nothing was held when the first of these records was begun, so that the orderer ends its buffer
-            before it: then the lane can be entered there.
-    """
+    """Work for any worker."""
 
     run: Callable[[], RecordBlock]
+    # About how many bytes it moves; small jobs are not worth handing over.
     nbytes: int
+    # int64[n, 3]: for each of the n records, chunk, position and token from which it and all that follow can be made
+    # with nothing before it, or -1; with ensure_mixture, the `skips` of a `Pointer` besides.
     origins: np.ndarray
+    # Nothing was held when the first of these records was begun: the orderer ends its buffer before it, and the lane
+    # can be entered there.
     fresh: bool = False
 
 
@@ -82,10 +77,8 @@ class PackCounts:
 class Packer(Protocol):
     """Accumulator that cuts a lane's documents into records."""
 
-    records: int
-    """Records cut so far."""
-    tokens_left_out: int
-    """Tokens that did not fill a last record."""
+    records: int  # cut so far
+    tokens_left_out: int  # tokens that did not fill a last record
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take the next documents."""
@@ -105,21 +98,13 @@ class Packer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ordered:
-    """Work for any worker: records in their final order.
-
-    Attributes:
-        run, nbytes: as in `Job`.
-        records: how many records.
-        origin: int64[1, 3], where these records can be made again from, nothing before it needed: one of the `origins`
-            of a `Job`. No line where they cannot.
-        buffer: number of their buffer in the window.
-    """
+    """Work for any worker: records in their final order."""
 
     run: Callable[[], RecordBlock]
-    nbytes: int
-    records: int
-    origin: np.ndarray
-    buffer: int
+    nbytes: int  # as in `Job`
+    records: int  # how many
+    origin: np.ndarray  # int64[1, 3]: one of the `origins` of a `Job`, or int64[0, 3]
+    buffer: int  # number of their buffer in the window
 
 
 class Orderer(Protocol):

@@ -11,7 +11,8 @@ about twice `stretch` records apart, and a state needs no bins. Draining waits f
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
 
 import numpy as np
@@ -35,14 +36,12 @@ _Piece = tuple[int, int, int, Part, int, int, int]
 _in_order = itemgetter(0, 1)
 
 
+@dataclass(slots=True, eq=False)
 class _Bin:
     """A record in the making."""
 
-    __slots__ = ("pieces", "room")
-
-    def __init__(self, room: int) -> None:
-        self.room = room
-        self.pieces: list[_Piece] = []
+    room: int
+    pieces: list[_Piece] = field(default_factory=list)
 
 
 class BinPacker:
@@ -149,23 +148,17 @@ class BinPacker:
         while piece[2] > self._length:
             self._close([_head(piece, self._length)])
             piece = _tail(piece, self._length)
-        bins = self._open.get(kind)
-        if bins is None:
-            bins = self._open[kind] = []
-            self._held[kind] = 0
+        bins = self._open.setdefault(kind, [])
+        self._held.setdefault(kind, 0)
         while (at := self._find(bins, piece[2])) == len(bins) and self._count == self._num_bins:
             if self._cut and bins:
-                full = bins.pop(0)
+                full = bins[0]
                 full.pieces.append(_head(piece, full.room))
                 piece = _tail(piece, full.room)
-                self._held[kind] -= self._length - full.room
+                self._close_bin(kind, 0)
             else:
                 fullest = min((k for k in self._open if self._open[k]), key=self._least_room)
-                victims = self._open[fullest]
-                full = victims.pop(self._fullest(victims))
-                self._held[fullest] -= self._length - full.room
-            self._count -= 1
-            self._close(full.pieces)
+                self._close_bin(fullest, self._fullest(self._open[fullest]))
         if at == len(bins):
             target = _Bin(self._length)
             self._count += 1
@@ -177,10 +170,7 @@ class BinPacker:
         target.pieces.append(piece)
         self._held[kind] += piece[2]
         if not target.room or len(target.pieces) == self._max_documents:
-            del bins[at]
-            self._held[kind] -= self._length - target.room
-            self._count -= 1
-            self._close(target.pieces)
+            self._close_bin(kind, at)
         elif not self._first_fit:
             del bins[at]
             insort(bins, target, key=_room)
@@ -202,6 +192,13 @@ class BinPacker:
     def _close(self, pieces: list[_Piece]) -> None:
         self._closed.append(pieces)
         self._since += 1
+
+    def _close_bin(self, kind: int, at: int) -> None:
+        """Close bin number `at` of those open for a kind."""
+        full = self._open[kind].pop(at)
+        self._held[kind] -= self._length - full.room
+        self._count -= 1
+        self._close(full.pieces)
 
     def _good_moment(self) -> list[list[_Piece]] | None:
         """How to drain, where it costs next to nothing or has been put off for long enough."""
@@ -329,30 +326,13 @@ def _newly_split(records: Sequence[Sequence[_Piece]]) -> int:
 
 def _gathered(records: Sequence[Sequence[_Piece]], length: int, pad_token: int) -> Part:
     """The tokens of the records, each padded to `length`."""
-    masked = any(piece[3].loss is not None for record in records for piece in record)
-    placed = any(piece[3].positions is not None for record in records for piece in record)
-    padding = Part(
-        np.full(length, pad_token, dtype=np.uint32),
-        np.ones(length, dtype=bool),  # of what all is trained on, too; of padding it means nothing
-        np.full(length, -1, dtype=np.int32),
-    )
-
-    def column(of: Callable[[Part], np.ndarray | None]) -> np.ndarray:
-        slices = []
-        blank = of(padding)
-        assert blank is not None
-        for record in records:
-            room = length
-            for piece in record:
-                values, begin, size = of(piece[3]), piece[4], piece[2]
-                slices.append(blank[:size] if values is None else values[begin : begin + size])
-                room -= size
-            if room:
-                slices.append(blank[:room])
-        return np.concatenate(slices)
-
-    return Part(
-        column(attrgetter("tokens")),
-        column(attrgetter("loss")) if masked else None,
-        column(attrgetter("positions")) if placed else None,
-    )
+    padding = Part(np.full(length, pad_token, dtype=np.uint32))
+    parts = []
+    for record in records:
+        room = length
+        for _, _, size, part, begin, _, _ in record:
+            parts.append(part.slice(begin, begin + size))
+            room -= size
+        if room:
+            parts.append(padding.slice(0, room))
+    return Part.concat(parts)

@@ -100,23 +100,14 @@ class _Waiting:
 
 @dataclass(slots=True)
 class _Stock:
-    """What a lane holds of one dataset.
+    """What a lane holds of one dataset."""
 
-    Attributes:
-        packer: holds the tokens that fill no record yet.
-        skip: tokens to come that earlier records have used.
-        waiting: records that wait for their turn.
-        queued: how many they are.
-        taken: tokens taken.
-        keys: int64[n] each, for documents taken, ascending: the place of their row, chunk * 2**32 + position.
-        begins: int64[n] each, the tokens taken before each of them.
-    """
-
-    packer: WrapPacker
-    skip: int
+    packer: WrapPacker  # the tokens that fill no record yet
+    skip: int  # tokens to come that earlier records have used
     waiting: deque[_Waiting] = field(default_factory=deque)
-    queued: int = 0
-    taken: int = 0
+    queued: int = 0  # records in `waiting`
+    taken: int = 0  # tokens
+    # For documents taken, ascending, int64[n] each: the place of the row, chunk * 2**32 + position, and tokens before.
     keys: list[np.ndarray] = field(default_factory=list)
     begins: list[np.ndarray] = field(default_factory=list)
 

@@ -103,6 +103,16 @@ class PackSequences(PackFlat):
         return f"sequences {PackFlat.described(self)}"
 
 
+_PER_DOCUMENT = {
+    "start": np.int64,
+    "dataset": np.int32,
+    "row": np.int64,
+    "token": np.int64,
+    "chunk": np.int64,
+    "position": np.int64,
+}
+
+
 class WrapPacker:
     """The accumulator of "wrap" for one lane.
 
@@ -130,59 +140,52 @@ class WrapPacker:
         self._pad_token = pad_token
         self._skip = skip
         self._parts: list[Part] = []  # tokens held, in order
-        self._held = 0
-        self._start = np.empty(0, dtype=np.int64)  # where each held document begins among the held tokens
-        self._dataset = np.empty(0, dtype=np.int32)
-        self._row = np.empty(0, dtype=np.int64)
-        self._token = np.empty(0, dtype=np.int64)  # the first token of the document that is held
-        self._chunk = np.empty(0, dtype=np.int64)
-        self._position = np.empty(0, dtype=np.int64)
+        self.held = 0
+        # Of the documents held: "start", where each begins among the held tokens, and its first token that is held.
+        self._documents = {name: np.empty(0, dtype=kind) for name, kind in _PER_DOCUMENT.items()}
 
     def push(self, block: TokenBlock) -> list[Job]:
         """Take documents; gives a job for the records that are now complete."""
         part = Part(block.tokens, block.loss, block.positions)
         begins, ends = block.offsets[:-1], block.offsets[1:]
-        # Tokens are counted within their row, which may have made several documents.
-        first_token = np.zeros(len(begins), dtype=np.int64) if block.begin is None else block.begin.copy()
-        dataset, row, position = block.dataset, block.row, block.position
+        documents = {
+            # Tokens are counted within their row, which may have made several documents.
+            "token": np.zeros(len(begins), dtype=np.int64) if block.begin is None else block.begin.copy(),
+            "dataset": block.dataset,
+            "row": block.row,
+            "chunk": np.full(len(begins), block.chunk, dtype=np.int64),
+            "position": block.position,
+        }
         if self._skip and len(begins):
             part, begins, ends = part.slice(self._skip, len(part)), begins - self._skip, ends - self._skip
             used = int(np.searchsorted(ends, 0, side="right"))  # documents that earlier records have used up
-            begins, ends, first_token = begins[used:], ends[used:], first_token[used:]
-            dataset, row, position = dataset[used:], row[used:], position[used:]
-            first_token[0] -= begins[0]
+            begins, ends = begins[used:], ends[used:]
+            documents = {name: column[used:] for name, column in documents.items()}
+            documents["token"][0] -= begins[0]
             begins[0] = 0
             self._skip = 0
         filled = ends > begins
         self._counts.documents += int(filled.sum())
         self._counts.oversized += int((ends - begins > self._length).sum())
-        self._start = np.concatenate([self._start, self._held + begins[filled]])
-        self._dataset = np.concatenate([self._dataset, dataset[filled]])
-        self._row = np.concatenate([self._row, row[filled]])
-        self._token = np.concatenate([self._token, first_token[filled]])
-        self._chunk = np.concatenate([self._chunk, np.full(int(filled.sum()), block.chunk, dtype=np.int64)])
-        self._position = np.concatenate([self._position, position[filled]])
-        self._parts.append(part)
-        self._held += len(part)
-        count = self._held // self._length
+        documents["start"] = begins
+        self._hold(part, {name: column[filled] for name, column in documents.items()})
+        count = self.held // self._length
         return [self._cut(count)] if count else []
-
-    @property
-    def held(self) -> int:
-        """Tokens not yet in a record."""
-        return self._held
 
     def absorb(self, other: WrapPacker) -> list[Job]:
         """Take over the tokens that another packer holds; gives a job for a record that is now complete."""
-        if not other._held:
+        if not other.held:
             return []
-        self._start = np.concatenate([self._start, self._held + other._start])
-        for name in ("_dataset", "_row", "_token", "_chunk", "_position"):
-            setattr(self, name, np.concatenate([getattr(self, name), getattr(other, name)]))
-        self._parts.append(Part.concat(other._parts))
-        self._held += other._held
-        other._keep_from(other._held)
-        return [self._cut(1)] if self._held >= self._length else []
+        self._hold(Part.concat(other._parts), other._documents)
+        other._keep_from(other.held)
+        return [self._cut(1)] if self.held >= self._length else []
+
+    def _hold(self, part: Part, documents: dict[str, np.ndarray]) -> None:
+        """Add tokens to those held, and their documents, whose "start" is a place in `part`."""
+        documents = {**documents, "start": self.held + documents["start"]}
+        self._documents = {name: np.concatenate([column, documents[name]]) for name, column in self._documents.items()}
+        self._parts.append(part)
+        self.held += len(part)
 
     def flush(self) -> list[Job]:
         """Nothing: the carry goes over the end of a window."""
@@ -190,18 +193,19 @@ class WrapPacker:
 
     def carry(self) -> Pointer | None:
         """Where the first held token lies in the lane."""
-        if not self._held:
+        if not self.held:
             return None
-        return Pointer(int(self._chunk[0]), int(self._position[0]), int(self._token[0]))
+        chunk, position, token = (int(self._documents[name][0]) for name in ("chunk", "position", "token"))
+        return Pointer(chunk, position, token)
 
     def finish(self) -> list[Job]:
         """Pad what is held to one record, or count it as left out."""
-        if not self._held:
+        if not self.held:
             return []
         if self._pad_token is None:
-            self.tokens_left_out += self._held
+            self.tokens_left_out += self.held
             return []
-        real = self._held
+        real = self.held
         self._parts.append(Part(np.full(self._length - real, self._pad_token, dtype=np.uint32)))
         return [self._cut(1, real)]
 
@@ -209,29 +213,28 @@ class WrapPacker:
         """A job for the first `count` records of what is held, with `real` real tokens each; keeps the rest."""
         length, total = self._length, count * self._length
         # A span begins wherever a document or a record does.
-        inside = self._start < total
-        span = np.union1d(self._start[inside], np.arange(count, dtype=np.int64) * length)
-        owner = np.searchsorted(self._start, span, side="right") - 1
+        documents, start = self._documents, self._documents["start"]
+        inside = start < total
+        span = np.union1d(start[inside], np.arange(count, dtype=np.int64) * length)
+        owner = np.searchsorted(start, span, side="right") - 1
         block = RecordBlock(
             tokens=np.empty((0, length), dtype=np.uint32),
             lengths=np.full(count, length if real is None else real, dtype=np.int32),
             span_offsets=np.searchsorted(span, np.arange(count + 1, dtype=np.int64) * length),
             span_start=(span % length).astype(np.int32),
-            span_dataset=self._dataset[owner],
-            span_row=self._row[owner],
-            span_token=self._token[owner] + (span - self._start[owner]),
+            span_dataset=documents["dataset"][owner],
+            span_row=documents["row"][owner],
+            span_token=documents["token"][owner] + (span - start[owner]),
         )
         firsts = block.span_offsets[:-1]
-        origins = np.stack(
-            [self._chunk[owner[firsts]], self._position[owner[firsts]], block.span_token[firsts]], axis=1
-        )
-        parts = self._parts
-        counts = self._counts
+        chunks, positions = (documents[name][owner[firsts]] for name in ("chunk", "position"))
+        origins = np.stack([chunks, positions, block.span_token[firsts]], axis=1)
+        parts, counts = self._parts, self._counts
         counts.records += count
         counts.tokens += int(block.lengths.sum())
         # Documents of which an earlier record holds the head were counted with it.
-        first, last = self._start[inside], np.append(self._start[1:], self._held)[inside] - 1
-        counts.split += int(((first // length != last // length) & (self._token[inside] == 0)).sum())
+        first, last = start[inside], np.append(start[1:], self.held)[inside] - 1
+        counts.split += int(((first // length != last // length) & (documents["token"][inside] == 0)).sum())
         self._keep_from(total)
         self.records += count
 
@@ -242,15 +245,13 @@ class WrapPacker:
 
     def _keep_from(self, cut: int) -> None:
         """Hold only the tokens from place `cut` on; they all lie in the last part."""
-        left = max(0, self._held - cut)
+        left = max(0, self.held - cut)
         # A copy, so that a few tokens do not keep a whole block alive.
         self._parts = [self._parts[-1].slice(len(self._parts[-1]) - left, len(self._parts[-1])).copy()] if left else []
-        self._held = left
-        first = int(np.searchsorted(self._start, cut, side="right")) - 1 if left else len(self._start)
-        begun = max(0, cut - int(self._start[first])) if left else 0
-        self._start = np.maximum(self._start[first:] - cut, 0)
-        self._dataset, self._row = self._dataset[first:], self._row[first:]
-        self._chunk, self._position = self._chunk[first:], self._position[first:]
-        self._token = self._token[first:].copy()
-        if left:
-            self._token[0] += begun
+        self.held = left
+        start = self._documents["start"]
+        first = int(np.searchsorted(start, cut, side="right")) - 1 if left else len(start)
+        begun = max(0, cut - int(start[first])) if left else 0
+        self._documents = {name: column[first:].copy() for name, column in self._documents.items()}
+        self._documents["start"] = np.maximum(start[first:] - cut, 0)
+        self._documents["token"][:1] += begun

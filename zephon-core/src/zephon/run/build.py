@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from dataclasses import fields
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from zephon.config.keys import within
+from zephon.config.keys import keys_of, within
 from zephon.config.options import RunSettings
 from zephon.config.recipe import DataRecipe, SourceRecipe
-from zephon.config.settings import CurriculumSettings
+from zephon.config.settings import DATASET_KEYS, CurriculumSettings
 from zephon.curriculum.source import ScheduledMixtureWorkSource, StaticMixtureWorkSource, WorkSource
 from zephon.data.dataset import Dataset
 from zephon.errors import RecipeError
@@ -63,12 +62,12 @@ def _source(recipe: DataRecipe, continues: WorkSource | None, text_field: str) -
     # A source that is only kept for the sake of an earlier recipe has that recipe's column.
     column = recipe.text_field if recipe.text_field != text_field else None
     given: dict[str, Any] = {
-        **_values(recipe, CurriculumSettings),
+        **_values(recipe, keys_of(CurriculumSettings)),
         "datasets": [
             Dataset.from_path(s.name, s.path, s.fmt, s.text_field or column, group=s.group) for s in recipe.sources
         ],
         "token_estimation": recipe.token_estimation,
-        "per_dataset": {s.name: own for s in recipe.sources if (own := s.own_settings())},
+        "per_dataset": {source.name: own for source in recipe.sources if (own := _values(source, DATASET_KEYS))},
         "continues": continues,
     }
     if recipe.schedule:
@@ -79,7 +78,7 @@ def _source(recipe: DataRecipe, continues: WorkSource | None, text_field: str) -
 def options_of_recipe(recipe: DataRecipe) -> dict[str, Any]:
     """The options of a recipe, see `Pipeline.options`."""
     cache = {"dir": recipe.cache_dir, "limit_bytes": recipe.cache_limit_bytes}
-    return {**_values(recipe, RunSettings), "io_options": {"cache": cache}}
+    return {**_values(recipe, keys_of(RunSettings)), "io_options": {"cache": cache}}
 
 
 def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str], seq_len: int) -> list[Any]:
@@ -88,12 +87,8 @@ def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str], s
     Raises:
         PipelineError: a template, filter or encoding is invalid, or settings exclude each other.
     """
-    operators = [
-        *_grouped(recipe, _decode),
-        *_grouped(recipe, _template),
-        *_grouped(recipe, _filter),
-        *_grouped(recipe, lambda recipe, source: _encode(recipe, source, tokenizer)),
-    ]
+    kinds = zip(*(_operators_of(recipe, source, tokenizer) for source in recipe.sources), strict=True)
+    operators = [operator for kind in kinds for operator in _grouped([s.name for s in recipe.sources], kind)]
     if recipe.ensure_mixture:
         operators.append(EnsureMixture(recipe.ensure_mixture_buffer_size))
     pack = PackSequences if recipe.pack_mode == "sequences" else PackFlat
@@ -112,49 +107,37 @@ def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str], s
     return operators
 
 
-def _values(recipe: DataRecipe, part: type) -> dict[str, Any]:
-    """The recipe's values of the keys that a part of it declares."""
-    return {f.name: getattr(recipe, f.name) for f in fields(part)}
+def _values(settings: Any, keys: Iterable[str]) -> dict[str, Any]:
+    """The values of some keys, without those that are left to their defaults."""
+    return {name: value for name in keys if (value := getattr(settings, name)) is not None}
 
 
 _Operator = tuple[type, dict[str, Any]]
 
 
-def _grouped(recipe: DataRecipe, make: Callable[[DataRecipe, SourceRecipe], _Operator | None]) -> list[Any]:
-    """An operator for each group of sources for which `make` gives the same, in order of their first ones."""
+def _grouped(names: Sequence[str], operators: Sequence[_Operator | None]) -> list[Any]:
+    """One operator for all sources for which it is the same, in order of their first ones."""
     groups: list[tuple[_Operator, list[str]]] = []
-    for source in recipe.sources:
-        operator = make(recipe, source)
+    for name, operator in zip(names, operators, strict=True):
         if operator is None:
             continue
-        same = next((names for other, names in groups if other == operator), None)
+        same = next((group for other, group in groups if other == operator), None)
         if same is None:
-            groups.append((operator, [source.name]))
+            groups.append((operator, [name]))
         else:
-            same.append(source.name)
-    everyone = len(recipe.sources)
-    return [kind(**values, datasets=None if len(names) == everyone else names) for (kind, values), names in groups]
+            same.append(name)
+    return [kind(**values, datasets=group if len(group) < len(names) else None) for (kind, values), group in groups]
 
 
-def _decode(recipe: DataRecipe, source: SourceRecipe) -> _Operator | None:
-    encoding = recipe.setting(source, "text_encoding")
-    return None if encoding is None else (DecodeText, {"field": recipe.text_field, "encoding": encoding})
+def _operators_of(
+    recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLike[str]
+) -> tuple[_Operator | None, ...]:
+    """Decoding, template, filter and encoding of a source, None where it has none."""
 
-
-def _template(recipe: DataRecipe, source: SourceRecipe) -> _Operator | None:
-    template = recipe.setting(source, "text_template")
-    return None if template is None else (TextTemplate, {"template": template, "into": recipe.text_field})
-
-
-def _filter(recipe: DataRecipe, source: SourceRecipe) -> _Operator | None:
-    condition = recipe.setting(source, "filter")
-    return None if condition is None else (Filter, {"condition": condition})
-
-
-def _encode(recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLike[str]) -> _Operator:
     def setting(key: str) -> Any:
         return recipe.setting(source, key)
 
+    encoding, template, condition = setting("text_encoding"), setting("text_template"), setting("filter")
     common = {
         "tokenizer_id": tokenizer,
         "special_tokens": setting("special_tokens"),
@@ -162,25 +145,41 @@ def _encode(recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLi
         "max_length": setting("max_document_tokens"),
         "split_long_samples": setting("split_long_documents"),
     }
-    documents = setting("documents")
-    if documents == "chat":
+    if setting("documents") == "chat":
         tokens = setting("chat_assistant_tokens")
-        return TokenizeChat, {
-            **common,
-            "field": setting("messages_field") or "auto",
-            "response": setting("response_field") or "auto",
-            "tools": setting("tools_field") or "auto",
-            "chat_template": setting("chat_template"),
-            "loss": setting("chat_loss"),
-            "date": setting("chat_date"),
-            **({} if tokens is None else {"assistant_tokens": {"all": "all", "none": []}.get(tokens, tokens.split())}),
-        }
-    if documents == "tokens":
-        return Pretokenized, {
-            **common,
-            "field": setting("tokens_field") or "input_ids",
-            "loss": setting("loss_field"),
-            "labels": setting("labels_field"),
-            "positions": setting("positions_field"),
-        }
-    return Tokenize, {**common, "field": recipe.text_field}
+        encode: _Operator = (
+            TokenizeChat,
+            {
+                **common,
+                "field": setting("messages_field") or "auto",
+                "response": setting("response_field") or "auto",
+                "tools": setting("tools_field") or "auto",
+                "chat_template": setting("chat_template"),
+                "loss": setting("chat_loss"),
+                "date": setting("chat_date"),
+                **(
+                    {}
+                    if tokens is None
+                    else {"assistant_tokens": {"all": "all", "none": []}.get(tokens, tokens.split())}
+                ),
+            },
+        )
+    elif setting("documents") == "tokens":
+        encode = (
+            Pretokenized,
+            {
+                **common,
+                "field": setting("tokens_field") or "input_ids",
+                "loss": setting("loss_field"),
+                "labels": setting("labels_field"),
+                "positions": setting("positions_field"),
+            },
+        )
+    else:
+        encode = Tokenize, {**common, "field": recipe.text_field}
+    return (
+        (DecodeText, {"field": recipe.text_field, "encoding": encoding}) if encoding else None,
+        (TextTemplate, {"template": template, "into": recipe.text_field}) if template else None,
+        (Filter, {"condition": condition}) if condition else None,
+        encode,
+    )
