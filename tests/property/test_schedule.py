@@ -183,22 +183,27 @@ def test_where_every_dataset_of_a_stage_has_ended_the_next_stage_begins():
     ("stages", "words"),
     [
         ([], "no stages"),
-        ([Stage({"a": 1, "x": 1})], '"x", which is no source. The sources are "a", "b".'),
+        ([Stage({"a": 1, "x": 1})], 'unknown source in stage 1 of the schedule "x". Expected one of a, b.'),
         ([Stage({"a": 1})], "no stage of the schedule gives ['b']"),
         ([Stage({"a": 1, "b": 1}, start_tokens=5)], 'starts at 5 with the change "constant"; expected a start at 0'),
         ([Stage({"a": 1, "b": 1}, change="linear", end_tokens=5)], "there is no mixture before it"),
         ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="cosine")], "no end"),
-        ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=9)], "in the order"),
-        ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=3)], "in the order"),
+        (
+            [Stage({"a": 1}), Stage({"b": 1}, start_tokens=9), Stage({"b": 1}, start_tokens=3)],
+            "expected more than 9",
+        ),
         (
             [
                 Stage({"a": 1}),
                 Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=20),
                 Stage({"b": 1}, start_tokens=15),
             ],
-            "must not overlap",
+            "expected an end after the start, and at most 15, where stage 3 starts",
         ),
-        ([Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=9)], "the end must be after"),
+        (
+            [Stage({"a": 1}), Stage({"b": 1}, start_tokens=9, change="linear", end_tokens=9)],
+            "expected an end after",
+        ),
         (["later"], "expected a zephon.work.Stage"),
     ],
 )

@@ -232,7 +232,7 @@ def test_a_wrong_line_is_refused_with_file_key_value_and_expectation(tmp_path: P
         (f"{SCHEDULE}{ONE_SOURCE}weight = 2\n", 'source "a" has the weight 2, and the schedule has the mixture'),
         (
             ONE_SOURCE + ONE_SOURCE.replace('"a"', '"web"') + "[[schedule]]\nmixture = { a = 1, webb = 1 }\n",
-            'FILE: stage 1 of the schedule names "webb", which is no source. Did you mean "web"?',
+            'FILE: unknown source in stage 1 of the schedule "webb". Did you mean "web"?',
         ),
     ],
 )

@@ -285,6 +285,6 @@ def test_a_policy_that_needs_a_missing_token_is_refused(policy: str, ends: tuple
 
 
 def test_an_unknown_policy_or_backend_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TokenizerError, match="'auto', 'bos_eos'"):
+    with pytest.raises(TokenizerError, match='"auto", "bos_eos"'):
         resolve_special_tokens("both", Ends(1, 2))
     assert "'fastokens'" in error_of(tmp_path, backend="tiktoken")

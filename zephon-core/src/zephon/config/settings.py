@@ -21,8 +21,8 @@ from zephon.config.keys import (
     check_keys,
     key,
     keys_of,
-    nearest,
     quote,
+    refuse_unknown,
     seen,
 )
 from zephon.errors import RecipeError
@@ -230,10 +230,7 @@ def check_schedule(stages: Sequence[Stage], names: Sequence[str]) -> None:
     for nth, stage in enumerate(stages, start=1):
         if not isinstance(stage, Stage):
             raise RecipeError(f"stage {nth} of the schedule is {seen(stage)}; expected a zephon.work.Stage.")
-        for name in set(stage.mixture) - set(names):
-            near = nearest(name, names)
-            remedy = f"Did you mean {quote(near)}?" if near else f"The sources are {', '.join(map(quote, names))}."
-            raise RecipeError(f"stage {nth} of the schedule names {quote(name)}, which is no source. {remedy}")
+        refuse_unknown(stage.mixture, names, f"source in stage {nth} of the schedule")
     idle = [name for name in names if not any(stage.mixture.get(name) for stage in stages)]
     if idle:
         raise RecipeError(f"no stage of the schedule gives {idle} a weight above 0; remove the source, or give it one.")

@@ -60,8 +60,8 @@ def spans_of(stages: Sequence[Stage], names: Sequence[str], tokens_per_step: int
     for nth, (before, start) in enumerate(pairwise(starts), start=2):
         if start <= before:
             raise RecipeError(
-                f"stage {nth} of the schedule starts at {start} tokens and the one before it at {before}; "
-                "stages must be in the order of their starts, each after the one before."
+                f"stage {nth} of the schedule starts at {start} tokens; expected more than {before}, where stage "
+                f"{nth - 1} starts."
             )
     spans: list[Span] = []
     shares = _shares(stages[0], names)
@@ -72,15 +72,10 @@ def spans_of(stages: Sequence[Stage], names: Sequence[str], tokens_per_step: int
             own = stage.end(tokens_per_step)
             end = until if own is None else own
             assert end is not None
-            if end <= start:
+            if end <= start or (until is not None and end > until):
                 raise RecipeError(
-                    f"the change of stage {nth} of the schedule starts at {start} tokens and ends at {end}; "
-                    "the end must be after the start."
-                )
-            if until is not None and end > until:
-                raise RecipeError(
-                    f"the change of stage {nth} of the schedule ends at {end} tokens, but stage {nth + 1} starts at "
-                    f"{until}: stages must not overlap."
+                    f"the change of stage {nth} of the schedule goes from {start} to {end} tokens; expected an end "
+                    f"after the start{'' if until is None else f', and at most {until}, where stage {nth + 1} starts'}."
                 )
             spans.append(_change(stage.change, start, end - start, shares, wanted))
         else:

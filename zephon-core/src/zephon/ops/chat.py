@@ -10,6 +10,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from zephon.config.keys import check
+from zephon.config.settings import ChatLoss
 from zephon.errors import PipelineError
 from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from zephon.ops.chat_specials import SpecialTokens
@@ -26,7 +28,6 @@ __all__ = ["ChatEncoder", "TokenizeChat"]
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
 _SKELETONS_KEPT = 4096
-LOSSES = ("assistant", "last_assistant", "all")
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ class TokenizeChat(EncodeOptions):
         if self.assistant_tokens != "all":
             names = self.assistant_tokens and check_names("tokenize_chat", "assistant_tokens", self.assistant_tokens)
             object.__setattr__(self, "assistant_tokens", names or ())
-        if self.loss not in LOSSES:
-            raise PipelineError(f"tokenize_chat loss is {self.loss!r}; expected one of {', '.join(LOSSES)}.")
+        check(ChatLoss, self.loss, "tokenize_chat loss", PipelineError)
         if self.chat_template is not None and not isinstance(self.chat_template, str | os.PathLike):
             raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; expected a template or path.")
         check_runner("tokenize_chat", self.runner)

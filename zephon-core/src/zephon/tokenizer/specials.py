@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
+from zephon.config.keys import check
+from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
-
-POLICIES = ("auto", "bos_eos", "bos", "eos", "none")
 
 # For a tokenizer.json that comes without any other file. The first one present wins.
 WELL_KNOWN_BOS = (
@@ -57,8 +57,7 @@ def resolve_special_tokens(policy: str, tokenizer: HasSpecialTokens) -> tuple[in
     Raises:
         TokenizerError: unknown policy, or it needs a token that the tokenizer does not have.
     """
-    if policy not in POLICIES:
-        raise TokenizerError(f"special_tokens is {policy!r}; expected one of {', '.join(map(repr, POLICIES))}")
+    check(SpecialTokens, policy, "special_tokens", TokenizerError)
     bos, eos = tokenizer.bos_id, tokenizer.eos_id
     if policy == "none":
         return None, None
