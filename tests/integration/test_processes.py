@@ -234,7 +234,9 @@ class TestDeath:
     ):
         monkeypatch.setenv("PARENT", str(os.getpid()))
         pipeline = build(tiny_tokenizer, function, options=options)
-        with pytest.raises(WorkerError, match=rf'{how}.*So had another .*dataset "d", shard memory, row \d+'):
+        with pytest.raises(
+            WorkerError, match=rf'{how}.*working on .*dataset "d", shard memory, row \d+.*, as was the worker'
+        ):
             digests(pipeline, 200)
         pipeline.close()
 

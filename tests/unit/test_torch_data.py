@@ -109,13 +109,13 @@ def test_asking_here_for_the_state_of_a_worker_is_refused(tiny_tokenizer, contex
     dataset = build(tiny_tokenizer).torch_dataset()
     dataset.state_dict()  # of the start
     taken(DataLoader(dataset, batch_size=None, num_workers=1, multiprocessing_context=context), 2)
-    with pytest.raises(PipelineError, match=r"runs in the worker process of a DataLoader.*StatefulDataLoader"):
+    with pytest.raises(PipelineError, match=r"runs in a worker process of the DataLoader.*StatefulDataLoader"):
         dataset.state_dict()
 
 
 def test_several_workers_are_refused_with_the_reason(tiny_tokenizer, monkeypatch):
     monkeypatch.setattr("zephon.torch_data.get_worker_info", lambda: SimpleNamespace(num_workers=2))
-    with pytest.raises(PipelineError, match="num_workers is 2; 0 or 1 is needed, since every worker would give all"):
+    with pytest.raises(PipelineError, match="num_workers is 2; expected 0 or 1, since every worker would yield all"):
         iter(build(tiny_tokenizer).torch_dataset())
 
 
