@@ -219,3 +219,17 @@ class Counted:
         data = self._stream.read(length)
         self._read.append(len(data))
         return data
+
+
+def test_an_mds_array_of_another_length_than_its_shape_says_is_damage():
+    def values(shape: bytes):
+        data = pa.py_buffer(shape + np.arange(3, dtype="<i4").tobytes())
+        spans = np.array([0]), np.array([data.size])
+        (starts, ends), dtype = mds._values_of(data, spans, name="a", dtype="int32", shape="", path="x")
+        return np.frombuffer(data, np.uint8)[starts[0] : ends[0]].view(dtype).tolist()
+
+    one_dimension_of_1_byte, of_2_bytes = 4, 5
+    assert values(bytes([one_dimension_of_1_byte, 3])) == values(bytes([of_2_bytes, 3, 0])) == [0, 1, 2]
+    for shape in ([one_dimension_of_1_byte, 2], [of_2_bytes, 3], [of_2_bytes, 3, 1]):
+        with pytest.raises(ValueError, match=r"column 'a' is not as long as its shape says|is cut off"):
+            values(bytes(shape))

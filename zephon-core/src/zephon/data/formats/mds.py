@@ -144,7 +144,13 @@ def _values_of(
             f"column '{name}' of '{path}' holds arrays of several dimensions, and lists of numbers were expected"
         )
     if not shape:
-        starts = starts + 1 + (1 << (byte(starts) & 3))
+        widths = 1 << (byte(starts) & 3)
+        starts = starts + 1 + widths
     if (starts > ends).any():
         raise ValueError(f"an array of column '{name}' is cut off")
+    if not shape:
+        # A damaged width would otherwise read a number more or less of the row without a word.
+        lengths = [int.from_bytes(raw[end - n : end], "little") for end, n in zip(starts, widths, strict=True)]
+        if not np.array_equal(np.multiply(lengths, np.dtype(dtype).itemsize), ends - starts):
+            raise ValueError(f"an array of column '{name}' is not as long as its shape says")
     return (starts, ends), dtype
