@@ -16,7 +16,6 @@ from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import check, refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
-from zephon.config.topology import Topology
 from zephon.curriculum.mixture import NO_CUT
 from zephon.curriculum.source import WorkSource
 from zephon.engine.takeover import cuts_of
@@ -224,14 +223,9 @@ class Pipeline:
 
         Args:
             to_training: what the batches are made into, as for `SampleBatch.to_training`.
-
-        Raises:
-            PipelineError: torch is not installed.
         """
-        try:
-            from zephon.torch_data import PipelineDataset
-        except ImportError as error:
-            raise PipelineError(f"torch_dataset needs PyTorch, which cannot be imported ({error}).") from None
+        from zephon.torch_data import PipelineDataset
+
         return PipelineDataset(self, **to_training)
 
     def mixture(self) -> dict[str, Mixture]:
@@ -314,18 +308,15 @@ class Pipeline:
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
 
-    def seek(
-        self, *, step: int | None = None, sequence_number: int | None = None, global_batch: int | None = None
-    ) -> Self:
+    def seek(self, *, step: int | None = None, sequence_number: int | None = None) -> Self:
         """Go to any place of the run without a checkpoint: the next batch starts there.
 
         With `options(flush_index=...)` of the run, at most a window per lane is replayed; else the stream is recounted
         from its start, which costs the time it takes to make it.
 
         Args:
-            step: number of the step, from 0; needs the global batch here or in the options.
+            step: number of the step, from 0; needs the option `global_batch`.
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
-            global_batch: records per step, where the options do not have it.
 
         A run that went on over a change accepted by `allow_changes` cannot be entered this way: what lies before the
         change is made of other data. Restore one of its states.
@@ -334,26 +325,25 @@ class Pipeline:
             PipelineError: the place is not one where all groups can start.
             CheckpointError: the flush index belongs to other data.
         """
-        if (step is None) == (sequence_number is None):
-            raise PipelineError("seek needs either step or sequence_number.")
         compiled = self.compiled
-        lanes = compiled.topology.lanes
-        if step is None:
-            number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
+        topology = compiled.topology
+        if step is not None and sequence_number is None:
+            rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
+        elif sequence_number is not None and step is None:
+            rounds, extra = divmod(
+                check(_Number, sequence_number, "seek sequence_number", PipelineError), topology.lanes
+            )
+            if extra:
+                raise PipelineError(
+                    f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
+                )
         else:
-            batch = self._options.global_batch if global_batch is None else global_batch
-            if batch is None:
-                raise PipelineError("seek(step=...) needs the number of records per step: pass global_batch.")
-            Topology(lanes, global_batch=batch)
-            number = batch * check(_Number, step, "seek step", PipelineError)
-        rounds, extra = divmod(number, lanes)
-        if extra:
-            raise PipelineError(f"seek sequence_number is {number}; expected a multiple of {lanes} (lanes).")
+            raise PipelineError("seek needs either step or sequence_number.")
         starts = self._beginning()
         if self._options.flush_index is not None:
             index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
-            starts = {lane: index.start(lane, rounds) for lane in compiled.topology.owned}
-        self._move(starts, rounds * compiled.topology.width)
+            starts = {lane: index.start(lane, rounds) for lane in topology.owned}
+        self._move(starts, rounds * topology.width)
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
@@ -365,15 +355,9 @@ class Pipeline:
         Raises:
             PipelineError: the range is empty or has been entered.
         """
-        first = check(_Number, first_step, "first_step", PipelineError)
-        last = check(_Number, last_step, "last_step", PipelineError)
-        compiled = self.compiled
-        per_step = compiled.topology.rounds_per_step
-        if per_step is None:
-            raise PipelineError(
-                "skip counts steps, so it needs the number of records per step: options(global_batch=...)."
-            )
-        reached = -(-self._place()[1] // (compiled.topology.width * per_step))
+        first, last = (check(_Number, each, "a step to skip", PipelineError) for each in (first_step, last_step))
+        per_step = self._rounds_per_step()
+        reached = -(-self._place()[1] // (self.compiled.topology.width * per_step))
         if not reached <= first < last:
             raise PipelineError(
                 f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
@@ -435,6 +419,12 @@ class Pipeline:
         earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
         before.close()
         return earlier, compiled.tokens_per_row if same_unit else {}
+
+    def _rounds_per_step(self) -> int:
+        rounds = self.compiled.topology.rounds_per_step
+        if rounds is None:
+            raise PipelineError("global_batch is missing, so steps cannot be counted; set options(global_batch=...).")
+        return rounds
 
     def _live_stream(self) -> BatchStream:
         """The stream that goes on from the pipeline's place, begun if there is none."""
