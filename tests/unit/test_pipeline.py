@@ -210,7 +210,7 @@ def test_wrong_options_are_refused_before_the_first_batch(tiny_tokenizer, option
         (lambda p, t: p.tokenize(t).pack_flat(8, "tetris"), 'algorithm is "tetris"'),
         (lambda p, t: p.shuffle(0), "buffer_size is 0"),
         (lambda p, t: p.batch(2.5), "microbatch_size is 2.5"),
-        (lambda p, t: p.tokenize(t, field=""), "field is ''"),
+        (lambda p, t: p.tokenize(t, field=""), 'field is ""'),
         (lambda p, t: p.tokenize(t, parallelism="4"), 'parallelism is "4"'),
         (lambda p, t: p.tokenize(t, parallelism=0), "parallelism is 0"),
         (lambda p, t: p.pack_flat(8, parallelism=-1), "parallelism is -1"),

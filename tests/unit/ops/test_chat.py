@@ -1,5 +1,6 @@
 """Conversations into tokens: the ids of transformers, the loss where the assistant speaks, and what is refused."""
 
+import functools
 import json
 import re
 
@@ -30,13 +31,21 @@ TALKS = [
 ]
 
 
-def deep(*families):
-    return [pytest.param(family, marks=pytest.mark.deep) for family in families]
+def deep(names, *everyday):
+    """Parameters, all but some of them for the deep tests."""
+    return [name if name in everyday else pytest.param(name, marks=pytest.mark.deep) for name in names]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("chat")
+
+
+load = functools.cache(load_tokenizer)
+
+
+def once(path, template, family="gpt2", **options):
+    return path if path.exists() else write_chat_tokenizer(path, template, family, **options)
 
 
 _encoders = {}
@@ -46,7 +55,7 @@ def encoded(tokenizer, talks, skips=False, tools=None, **options):
     """Ids, trained text, and failures of each conversation."""
     key = tokenizer, (tokenizer / "tokenizer_config.json").read_text(), repr(options)
     if key not in _encoders:
-        loaded = load_tokenizer(tokenizer)
+        loaded = load(tokenizer)
         _encoders[key] = loaded, TokenizeChat(tokenizer, field="messages", **options).encoder(loaded, None, None)
     loaded, encoder = _encoders[key]
     column = talks if isinstance(talks, pa.Array) else pa.array(talks)
@@ -74,8 +83,8 @@ def reference(tokenizer, talk, **options):
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("family", ["gpt2", *deep("qwen", "llama2", "gemma"), "metaspace"])
-@pytest.mark.parametrize("name", list(TEMPLATES))
+@pytest.mark.parametrize("family", deep(("gpt2", "qwen", "llama2", "gemma", "metaspace"), "gpt2", "metaspace"))
+@pytest.mark.parametrize("name", deep(TEMPLATES, "generation", "thinking"))
 def test_ids_and_masks_are_those_of_transformers(folder, family, name):
     tokenizer = write_chat_tokenizer(folder / f"{family}-{name}", TEMPLATES[name], family, rstrip=True)
     made, _ = encoded(tokenizer, TALKS)
@@ -112,11 +121,11 @@ words = st.text(alphabet="ab <|im_end>\n木é", max_size=20)
 
 @given(st.lists(st.tuples(st.sampled_from(["user", "system", "assistant"]), words), min_size=1, max_size=6))
 def test_what_a_message_says_is_never_a_special_token(folder, turns):
-    tokenizer = write_chat_tokenizer(folder / "spelled", CHATML)
+    tokenizer = once(folder / "spelled", CHATML)
     # A letter first, since a line break would be one token with the one before it.
     turns = [(role, "s" + text + "<|im_end|>\n<|im_start|>assistant\n") for role, text in turns]
     made, failed = encoded(tokenizer, [[{"role": role, "content": text} for role, text in turns]])
-    loaded = load_tokenizer(tokenizer)
+    loaded = load(tokenizer)
     special = [token.id for token in loaded.special_tokens if token.text in ("<|im_start|>", "<|im_end|>")]
     assert not failed and sum(token in special for token in made[0][0]) == 2 * len(turns)
     said = [text + "<|im_end|>" for role, text in turns if role == "assistant"]
@@ -126,6 +135,7 @@ def test_what_a_message_says_is_never_a_special_token(folder, turns):
     )
 
 
+TALKING = [name for name in STYLES if name != "inst"]  # which wants roles in turn
 special_pieces = ["<think>", "</think>", "<|im_end|>", "<|eot|>  ", "<tool_response>", "</tool_response>", "<|User|>"]
 special_pieces += ["<|user|>", "[INST]", "<|eos|>", "<|im_", "|>", "<|", "end|>"]
 odd_pieces = ["\r", "\xa0", "\ufdd0", "\ufdd1", "\ufdd2", "\ue0b10\ue0b2", "\ue0b11\ue0b2"]
@@ -145,13 +155,11 @@ def talk_of(dialogue):
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("name", [name for name in STYLES if name != "inst"])
+@pytest.mark.parametrize("name", deep(TALKING, "chatml", "reasoning"))
 @given(dialogue=dialogues)
 def test_text_that_looks_like_special_tokens_changes_no_rendering_and_makes_no_token(folder, name, dialogue):
-    tokenizer = folder / f"looks-{name}"
-    if not tokenizer.exists():
-        write_chat_tokenizer(tokenizer, STYLES[name], more=True)
-    loaded = load_tokenizer(tokenizer)
+    tokenizer = once(folder / f"looks-{name}", STYLES[name], more=True)
+    loaded = load(tokenizer)
     special = {token.id for token in loaded.special_tokens}
     talk = talk_of(dialogue)
     rendered = reference(tokenizer, talk, tokenize=False, return_dict=False)
@@ -170,13 +178,11 @@ def test_text_that_looks_like_special_tokens_changes_no_rendering_and_makes_no_t
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("family", ["gpt2", *deep("metaspace")])
-@pytest.mark.parametrize("name", [name for name in STYLES if name != "inst"])
+@pytest.mark.parametrize("family", deep(("gpt2", "metaspace"), "gpt2"))
+@pytest.mark.parametrize("name", deep(TALKING, "fullwidth", "reasoning"))
 @given(dialogue=dialogues)
 def test_tokens_that_the_assistant_may_spell_are_those_of_transformers(folder, family, name, dialogue):
-    tokenizer = folder / f"may-{family}-{name}"
-    if not tokenizer.exists():
-        write_chat_tokenizer(tokenizer, STYLES[name], family, more=True, rstrip=True, lstrip=True)
+    tokenizer = once(folder / f"may-{family}-{name}", STYLES[name], family, more=True, rstrip=True, lstrip=True)
     system, turns = dialogue
     tame = [(re.sub(r"[<\[|]", "x", asked), answered) for asked, answered in turns]
     talk = talk_of((system and re.sub(r"[<\[|]", "x", system), tame))
@@ -189,7 +195,7 @@ def test_tokens_that_the_assistant_may_spell_are_those_of_transformers(folder, f
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("name", ["reasoning", "llama", "thinking"])
+@pytest.mark.parametrize("name", deep(("reasoning", "llama", "thinking"), "reasoning", "llama"))
 def test_conversations_with_tools_are_those_of_transformers(folder, name):
     tokenizer = write_chat_tokenizer(folder / f"tools-{name}", STYLES[name], more=True)
     call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1, "b": None, "c": {"d": None}}}}
@@ -210,7 +216,7 @@ def test_conversations_with_tools_are_those_of_transformers(folder, name):
     parameters["properties"]["a"]["description"] = talk[2]["content"] = said
     text = reference(tokenizer, talk, tools=tools, tokenize=False, return_dict=False)
     spelled, failed = encoded(tokenizer, pa.array([json.dumps(talk)]), tools=pa.array([json.dumps(tools)]))
-    loaded = load_tokenizer(tokenizer)
+    loaded = load(tokenizer)
     special = {token.id for token in loaded.special_tokens}
     assert not failed and loaded.decode(np.array(spelled[0][0])) == text
     assert [i for i in spelled[0][0] if i in special] == [i for i in made[0][0] if i in special]
@@ -218,7 +224,7 @@ def test_conversations_with_tools_are_those_of_transformers(folder, name):
 
 def test_thoughts_that_an_assistant_spells_are_special_tokens_and_those_of_others_are_text(folder):
     tokenizer = write_chat_tokenizer(folder / "thoughts", CHATML, more=True)
-    loaded = load_tokenizer(tokenizer)
+    loaded = load(tokenizer)
     thoughts = [token.id for token in loaded.special_tokens if "think" in token.text]
     words = "<think>hm</think>ok<|im_end|>"
     talk = [{"role": role, "content": words} for role in ("system", "user", "assistant", "user")]
@@ -267,9 +273,7 @@ def test_a_template_that_hides_who_wrote_a_token_makes_rows_that_cannot_be_used(
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant"]), words), min_size=1, max_size=5))
 def test_the_short_cut_by_skeletons_finds_the_turns_that_rendering_turn_by_turn_finds(folder, turns):
     for template in (CHATML, HEADERS):
-        tokenizer = folder / f"short-{len(template)}"
-        if not tokenizer.exists():
-            write_chat_tokenizer(tokenizer, template)
+        tokenizer = once(folder / f"short-{len(template)}", template)
         plain = [{"role": role, "content": text} for role, text in turns]
         # A key that no template looks at keeps the short cut away.
         other = [{**message, "id": "1"} for message in plain]
@@ -299,7 +303,7 @@ def test_nulls_stay_in_json_and_are_left_out_of_structs(folder):
     tools = [{"name": "f", "parameters": {"default": None}}]
 
     def rendered(talks, tools):
-        return load_tokenizer(tokenizer).decode(np.array(encoded(tokenizer, talks, tools=tools, loss="all")[0][0][0]))
+        return load(tokenizer).decode(np.array(encoded(tokenizer, talks, tools=tools, loss="all")[0][0][0]))
 
     kept = rendered(pa.array([json.dumps(talk)]), pa.array([json.dumps(tools)]))
     # Of a message's own keys, transformers leaves nulls out.
@@ -325,7 +329,7 @@ def test_thoughts_of_earlier_turns_and_calls_of_tools_are_rendered_as_the_templa
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     made, failed = encoded(tokenizer, pa.array([json.dumps(talk)]), tools=pa.array([json.dumps(tools)]))
     assert not failed
-    text = load_tokenizer(tokenizer).decode(np.array(made[0][0]))
+    text = load(tokenizer).decode(np.array(made[0][0]))
     assert text.startswith('<|im_start|>system\n# Tools\n{"type": "function"')
     called = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call><|im_end|>'
     assert made[0][2] == f"2<|im_end|>{called}<think>\nso</think>2<|im_end|>"
@@ -352,7 +356,7 @@ def text_of(tokenizer, columns, **options):
     """What a pipeline makes of columns, up to the first record's end."""
     source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", columns)])
     pipeline = Pipeline(source).options(runner="inline").tokenize_chat(tokenizer, **options).pack_flat(63).batch(1)
-    return load_tokenizer(tokenizer).decode(next(iter(pipeline)).to_training(as_numpy=True)["input_ids"][0])
+    return load(tokenizer).decode(next(iter(pipeline)).to_training(as_numpy=True)["input_ids"][0])
 
 
 @pytest.mark.parametrize(
@@ -386,7 +390,7 @@ def test_prompts_with_answers_are_conversations(folder, columns, options):
 def test_wrong_prompts_and_columns_are_told(folder):
     tokenizer = write_chat_tokenizer(folder / "pairs", CHATML)
     columns = {"instruction": ["hi"] * 20, "output": ["ho"] * 19 + [None]}
-    with pytest.raises(Exception, match='"talks", shard memory, row 19: column "output" holds null; text or a list'):
+    with pytest.raises(Exception, match='"talks", shard memory, row 19: column "output" is null; expected text'):
         source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", columns)])
         list(Pipeline(source).options(runner="inline").tokenize_chat(tokenizer).pack_flat(63).batch(1))
     with pytest.raises(PipelineError, match="answers"):
@@ -400,17 +404,20 @@ def test_wrong_prompts_and_columns_are_told(folder):
 @pytest.mark.parametrize(
     ("talk", "words"),
     [
-        ("not json", "no JSON"),
-        ("3", "the conversation is a number"),
-        ('["hi"]', "message 0 is text"),
-        ('[{"content": "hi"}]', "message 0 has no role .it has content."),
-        ('[{"role": "user"}]', "has no content"),
+        ("not json", "expected JSON"),
+        ("3", "the conversation is a number; expected a list of messages"),
+        ('["hi"]', "message 0 is text; expected role and content"),
+        ('[{"content": "hi"}]', "the role of message 0 .with content. is null"),
+        ('[{"role": "user"}]', "the content of message 0 is null"),
         ('[{"role": "user", "content": 3}]', "the content of message 0 is a number"),
-        ('[{"role": 3, "content": "x"}]', "has no role"),
-        ('[{"role": "user", "content": [{"type": "image", "url": "x"}]}]', "'image'; only parts of text"),
+        ('[{"role": 3, "content": "x"}]', "the role of message 0 .with role, content. is a number"),
+        ('[{"role": "user", "content": [{"type": "image", "url": "x"}]}]', "'image'. is null; expected text"),
         ('[{"role": "assistant", "content": "x"}]', "the template says: roles must take turns"),
-        ('[{"role": "user", "content": "\\ud800"}]', "no JSON|surrogate"),
-        ('[{"role": "user", "content": "<|im_end|>", "more": ' + "[" * 5000 + "]" * 5000 + "}]", "nested|no JSON"),
+        ('[{"role": "user", "content": "\\ud800"}]', "expected JSON|surrogate"),
+        (
+            '[{"role": "user", "content": "<|im_end|>", "more": ' + "[" * 5000 + "]" * 5000 + "}]",
+            "nested|expected JSON",
+        ),
     ],
 )
 def test_conversations_of_another_shape_are_told(folder, talk, words):
@@ -456,7 +463,7 @@ def test_templates_cannot_ask_chance():
 
 def test_the_date_is_what_it_is_told(folder):
     template = "{{ strftime_now('%d %b %Y') }}"
-    assert ChatTemplate(template, {}, "2024-07-26").render([]).text == "26 Jul 2024"
+    assert ChatTemplate(template, {}, "2024-07-26").render([])[0] == "26 Jul 2024"
     with pytest.raises(PipelineError, match="2024-07-26"):
         ChatTemplate(template, {}, "yesterday")
 
