@@ -234,7 +234,9 @@ class TestDeath:
     ):
         monkeypatch.setenv("PARENT", str(os.getpid()))
         pipeline = build(tiny_tokenizer, function, options=options)
-        with pytest.raises(WorkerError, match=rf'{how}.*So had another .*dataset "d", shard memory, row \d+'):
+        with pytest.raises(
+            WorkerError, match=rf'{how}.*working on .*dataset "d", shard memory, row \d+.*, as was the worker'
+        ):
             digests(pipeline, 200)
         pipeline.close()
 
@@ -300,7 +302,7 @@ class TestErrors:
         script = run_script(tmp_path, tiny_tokenizer, "next(iter(pipeline))")
         made = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
         assert made.returncode == 1
-        assert 'put what it runs under if __name__ == "__main__":' in made.stderr.splitlines()[-1]
+        assert 'Put the code that runs under if __name__ == "__main__":' in made.stderr.splitlines()[-1]
 
 
 class TestPlaces:

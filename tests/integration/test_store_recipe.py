@@ -87,7 +87,7 @@ def run(recipe: Path, tokenizer: Path, ranks: int, **cache) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("faults", [False, True])
+@pytest.mark.parametrize("faults", [pytest.param(False, marks=pytest.mark.deep), True])
 def test_global_batches_are_the_same_from_stores_and_files_on_1_2_and_4_ranks(stored, tiny_tokenizer, faults):
     expected = run(stored.local, tiny_tokenizer, 1)
     for ranks in (1, 2, 4):

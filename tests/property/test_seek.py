@@ -79,7 +79,6 @@ def test_a_damaged_index_entry_is_passed_over_and_a_foreign_index_refused(tmp_pa
         ({"sequence_number": 6}, "multiple of 4"),
         ({"sequence_number": -4}, "expected an integer from 0"),
         ({"step": "one"}, 'step is "one"'),
-        ({"step": 1, "global_batch": 6}, "global batch of 6"),
     ],
 )
 def test_places_that_do_not_exist_are_refused(tiny_tokenizer, arguments, text):

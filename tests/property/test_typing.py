@@ -35,7 +35,7 @@ def outcome(operators, table, cuts):
         block = Rows(table.slice(start, stop - start), np.arange(start, stop), skips=True)
         apply_all(operators, block)
         kept += [(place, repr(row)) for place, row in zip(block.places.tolist(), block.as_dicts(), strict=True)]
-        failed += block.failed
+        failed += {fault[0]: fault for fault in reversed(block.failed)}.values()
         if block.table.num_rows:
             kinds.add(str(block.table.schema))
     return kept, sorted(failed), kinds

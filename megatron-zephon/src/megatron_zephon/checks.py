@@ -270,7 +270,7 @@ def check_special_tokens(args: Namespace, megatron_tokenizer: Any) -> Tokenizer:
         path,
         model_vocab_size=getattr(args, option),
         special={"eos_id": getattr(megatron_tokenizer, "eod", None) if known else None},
-        remedy=f"use the tokenizer that belongs to the model, or raise --{option.replace('_', '-')}.",
+        remedy=f"Use the tokenizer that belongs to the model, or raise --{option.replace('_', '-')}.",
     )
     theirs = getattr(megatron_tokenizer, "vocab_size", None)
     if known and isinstance(theirs, int) and tokenizer.vocab_size > theirs:

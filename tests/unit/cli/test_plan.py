@@ -26,7 +26,7 @@ def test_plan_draws_the_mixture_and_warns_of_many_passes(zephon, corpus):
     assert lines[0] == "25.6k planned tokens, 100 steps"
     assert lines[1].startswith("a |") and lines[1].endswith("100.0% to 50.0%")
     assert lines[2].startswith("b |" + 25 * " ") and lines[2].endswith("0.0% to 50.0%")
-    assert re.search(r"^warning: [ab] is gone through [\d.]+ times, more than 2", out, re.MULTILINE)
+    assert re.search(r"^warning: [ab] has [\d.]+ passes, more than 2", out, re.MULTILINE)
     assert "warning" not in zephon("plan", *common, "--tokens", "1k")[1]
     for options, words in (([], "either --tokens or --steps"), (["--tokens", "x"], 'tokens is "x"')):
         code, _, err = zephon("plan", *common, *options)

@@ -39,7 +39,7 @@ def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon,
     assert code == 2
     assert "was written by a run with other data" in err
     _, _, err = zephon("show", *arguments, "--flush-index", tmp_path / "nope")
-    assert "nope: there is no such folder" in err
+    assert "nope; expected the existing folder" in err
 
 
 def test_show_refuses_a_record_of_another_step(zephon, corpus):

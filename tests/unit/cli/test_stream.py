@@ -80,14 +80,14 @@ def test_a_checkpoint_after_the_end_of_the_data_is_refused(zephon, corpus, tmp_p
     options = ["--microbatch-size", "8", "--steps", "4000", "--checkpoint", tmp_path / "states"]
     code, _, err = zephon("stream", *stream_of(corpus, "finite.toml"), *options)
     assert code == 2
-    assert re.match(r"error: the data ended after \d+ steps, before the checkpoint after 4000", err)
+    assert re.match(r"error: the data ended after \d+ steps, before the checkpoint after step 4000", err)
 
 
 def test_stream_of_a_finite_recipe_ends_and_says_what_is_left_out(zephon, corpus):
     code, out, _ = zephon("stream", *stream_of(corpus, "finite.toml"), "--microbatch-size", "1")
     records, tokens = (int(n.replace(",", "")) for n in re.search(r"([\d,]+) records, ([\d,]+) tokens", out).groups())
     assert (code, tokens) == (0, 33 * records)
-    left_out = int(re.search(r"left out: (\d+) tokens", out).group(1))
+    left_out = int(re.search(r"left over: (\d+) tokens", out).group(1))
     assert 0 <= left_out < 33
     split, documents = re.search(
         r"packing: 100.00% of places hold tokens, (\d+) of (\d+) documents split", out
@@ -105,14 +105,14 @@ def test_output_that_is_no_terminal_has_plain_lines(zephon, corpus):
 
 
 BAD_STREAMS = {
-    "--microbatch-size 3 --global-batch 8": r"--microbatch-size is 3, but a step has 8 records .* can be 1, 2, 4, 8",
-    "--microbatch-size 4 --global-batch 8 --dp-degree 3": r"--global-batch is 8, .* among 3 groups.* 1, 2, 4, 8",
+    "--microbatch-size 3 --global-batch 8": r"--microbatch-size is 3; expected a divisor of the 8 rec.* 1, 2, 4, 8",
+    "--microbatch-size 4 --global-batch 8 --dp-degree 3": r"--dp-degree is 3; expected a divisor of .* 8: 1, 2, 4, 8",
     "--microbatch-size 4 --canonical-replicas 8 --dp-degree 3": r"8 lanes .* do not divide among 3",
     "--microbatch-size 4 --canonical-replicas 8 --dp-degree 2 --dp-rank 2": r"dp_group_id is 2",
     "--microbatch-size 4 --dp-degree 2": r"canonical_replicas",
     "--microbatch-size 4 --runner fast": 'runner is "fast"',
     "--microbatch-size 4 --steps 1 --digests /dev/null/x": r"/dev/null/x: the digests cannot be written",
-    "--microbatch-size 2 --canonical-replicas 8 --seek-step 1": r"microbatch 1 .* a round of the 8 lanes",
+    "--microbatch-size 2 --canonical-replicas 8 --seek-step 1": r"--seek-step is 1; expected .* a round of the 8 lanes",
 }
 
 

@@ -65,19 +65,19 @@ def test_a_ledger_cut_off_by_a_kill_is_compared_as_far_as_it_goes(zephon, runs, 
 
 
 BAD_VERIFIES = {
-    "{corpus}/nope": r"nope: there is no such file or folder",
-    "{corpus}/one": r"only one folder is given",
+    "{corpus}/nope": r"nope does not exist",
+    "{corpus}/one": r"1 ledger folder is given",
     "{corpus}/one {corpus}/recipe.toml": r"2 paths are given, some of them files",
     "{corpus}/recipe.toml {corpus}/finite.toml": r"2 paths are given, some of them files",
-    "{corpus}/recipe.toml --seq-len 8": r"add --tokenizer, --global-batch, --dp\.",
-    "{corpus}/one {corpus}/two --dp 1,2": r"--dp goes with a recipe",
+    "{corpus}/recipe.toml --seq-len 8": r"--tokenizer, --global-batch, --dp must be set",
+    "{corpus}/one {corpus}/two --dp 1,2": r"--dp applies to a recipe",
     "{corpus}/one {corpus}/tokenizer": r"tokenizer holds no ledger",
     "{corpus}/one {corpus}/two --plot barcode.bmp": r"--plot is barcode.bmp; expected a name that ends in .png",
     "{recipe} --dp 1,3": r"8 lanes .* do not divide among 3",
     "{recipe} --dp 1,,2": r"--dp is '1,,2'; expected whole numbers above 0",
     "{recipe} --dp 1,2 --resume-at 0": r"--resume-at is '0'; expected whole numbers above 0",
-    "{recipe} --dp 1,2 --resume-at 3 --steps 3": r"--resume-at 3 is not before the last of 3 steps",
-    "{recipe} --dp 1 --keep {corpus}": r"this is not an empty folder",
+    "{recipe} --dp 1,2 --resume-at 3 --steps 3": r"--resume-at is 3; expected less than --steps 3",
+    "{recipe} --dp 1 --keep {corpus}": r"expected a new or empty folder",
 }
 
 
@@ -113,7 +113,7 @@ def test_runs_just_made_must_have_all_steps_of_the_first(corpus, runs):
 
     one, two = At("one", corpus, [Leg(1, 4)]), At("two", corpus, [Leg(2, 4)])
     assert judge([one, two], 8)[1] == [None, "step 3 is missing."]
-    assert judge([two, one], 8)[1] == [None, "step 3 follows, where two had ended."]
+    assert judge([two, one], 8)[1] == [None, "step 3 is after the end of two."]
     other = At("other", corpus, [Leg(1, 4)])
     assert "step 0, lane 0 (record 0)" in judge([one, other], 8)[1][1]
 
@@ -163,5 +163,5 @@ def test_the_microbatch_of_a_share_divides_it(corpus):
 
 
 def test_steps_are_worded_as_a_range():
-    steps = {(): "none", (0, 1, 2): "0-2", (4,): "4", (0, 2): "0-2 without 1"}
+    steps = {(): "none", (0, 1, 2): "0-2", (4,): "4", (0, 2): "0-2, 1 missing"}
     assert {numbers: steps_text(dict.fromkeys(numbers, b"")) for numbers in steps} == steps

@@ -121,5 +121,5 @@ def test_the_command_finds_unusual_documents_or_says_what_there_is(tmp_path):
     (tmp_path / "b.jsonl").write_text('{"body": "text"}\n')
     result = CliRunner().invoke(app, ["index", str(tmp_path / "b.jsonl")])
     assert result.exit_code == 2
-    assert "none of the usual columns" in result.output and "body; name it with --text-field" in result.output
+    assert "has the columns" in result.output and "body; expected one of text," in result.output
     assert " body " in run(tmp_path / "b.jsonl", "--text-field", "body")

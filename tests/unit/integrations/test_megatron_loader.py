@@ -219,7 +219,7 @@ class TestTokenizer:
         assert check_special_tokens(args, theirs).vocab_size == 400
         args.padded_vocab_size = 384
         with pytest.raises(
-            TokenizerError, match=r"ids up to 399, the model has a vocabulary of 384; .* raise --padded-vocab-size"
+            TokenizerError, match=r"has 400 tokens; expected at most 384, the voc.* raise --padded-vocab-size"
         ):
             check_special_tokens(args, theirs)
         args.padded_vocab_size = 512

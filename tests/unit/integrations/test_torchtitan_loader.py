@@ -234,7 +234,7 @@ class TestChecks:
             view.global_batch(4)
 
     def test_the_tokenizer_has_to_be_the_models(self, recipe, tokenizer, tmp_path):
-        with pytest.raises(TokenizerError, match="ids up to 399, the model has a vocabulary of 300"):
+        with pytest.raises(TokenizerError, match="has 400 tokens; expected at most 300, the vocabulary"):
             Trainer(config(recipe), tokenizer, vocab=300)
         tokenizer.eos_id += 1
         with pytest.raises(TokenizerError, match=r"eos_id is \d+ for the trainer"):

@@ -108,20 +108,6 @@ def test_a_state_that_cannot_be_made_is_told_with_its_window(tiny_tokenizer):
             pass
 
 
-def test_a_row_that_was_given_may_be_changed_afterwards(tiny_tokenizer):
-    class ChangedLater(Stateful):
-        def init_state(self):
-            return []
-
-        def push(self, state, row):
-            for earlier in state:
-                earlier["text"] += " and so on"
-            state[:] = [row]
-            return row
-
-    finished(Pipeline(source_of()).stateful_transform(ChangedLater()), tiny_tokenizer).explain()
-
-
 @pytest.mark.parametrize(("runner", "stateful", "used"), [("inline", False, 7), ("threads", True, 31)])
 def test_rows_told_of_before_a_state_was_taken_are_not_told_of_again(tiny_tokenizer, caplog, runner, stateful, used):
     def fails_now_and_then(row):

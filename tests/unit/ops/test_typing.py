@@ -57,13 +57,6 @@ def test_types_of_mixed_values(values, kind, misfits):
         assert value == back or "nan" in repr(value)
 
 
-def test_a_fault_tells_value_column_and_type():
-    rows = applied(MapTransform(lambda row: {"x": row["number"] or "none"}), *ranges(0, 2))
-    assert [(place, reason) for place, _, reason in rows.failed] == [
-        (1, 'it gave 1 (int) for column "x", which is large_string in the rows tried first')
-    ]
-
-
 def test_columns_keep_what_they_had_where_the_rows_tried_say_less():
     meta = pa.array([{"a": None, "b": 1}] * 3, pa.struct([("a", pa.int32()), ("b", pa.int64())]))
     table = pa.table({"number": [1, 2, 3], "meta": meta, "day": pa.array([None] * 3, pa.date32())})

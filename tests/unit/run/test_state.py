@@ -187,7 +187,7 @@ def test_a_change_of_what_decides_data_is_refused_with_a_line_for_each_and_can_b
         changed.restore(states)
     assert "  seed: was 0, is 1\n" in str(caught.value) and "  seq_len: was 16, is 17\n" in str(caught.value)
     assert [(c.name, c.before, c.now) for c in caught.value.changes] == [("seed", 0, 1), ("seq_len", 16, 17)]
-    assert str(caught.value).endswith("To accept this on purpose, pass allow_changes=['seed', 'seq_len'].")
+    assert str(caught.value).endswith("To accept these differences, pass allow_changes=['seed', 'seq_len'].")
     with pytest.raises(CheckpointError, match=r"pass --allow seq_len$") as caught:
         changed.restore(states, allow_changes=["seed"], remedy="--allow")
     assert "  seed" not in str(caught.value)

@@ -90,7 +90,7 @@ class ZephonDataLoader(BaseDataLoader):
             folder,
             model_vocab_size=view.model_vocab_size,
             special={name: getattr(tokenizer, name, None) for name in ("bos_id", "eos_id")},
-            remedy="use the tokenizer that belongs to the model.",
+            remedy="Use the tokenizer that belongs to the model.",
         )
         if batch is not None and not batch.fixed:
             _log.warning(

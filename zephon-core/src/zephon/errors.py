@@ -1,7 +1,7 @@
 """Every error that Zephon raises on purpose.
 
-A message is one sentence a person can act on: the value, what was expected, what to do. Code that catches `ZephonError`
-catches all of them; the subclasses say which part of the job was wrong.
+A message states the value, what was expected and the remedy. `except ZephonError` catches all of them; the subclasses
+tell which part of the job is at fault.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ class TopologyError(ZephonError, ValueError):
 
 
 class DataError(ZephonError):
-    """A dataset is missing, empty, corrupt, or has changed since its catalog was made."""
+    """A dataset is missing, empty, corrupt, or has changed since it was indexed."""
 
 
 class TokenizerError(ZephonError, ValueError):
-    """A tokenizer cannot be loaded, or lacks what the special-token policy needs."""
+    """A tokenizer cannot be loaded, or lacks a special token that is required."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Change:
     Attributes:
         name: field of the fingerprint, such as "seed" or "dataset web".
         before, now: JSON types; "absent" where a run has no such field.
-        note: the same in words, where they say more than the values.
+        note: text for messages in place of the two values, or "".
     """
 
     name: str
@@ -80,8 +80,8 @@ class CheckpointError(ZephonError, ValueError):
     """A checkpoint is damaged, incomplete, of another version, or belongs to other data.
 
     Attributes:
-        changes: how the data would differ; empty where the error is another.
-        remedy: the option that accepts such changes.
+        changes: differences between the data of the two runs; empty for any other error.
+        remedy: the option that accepts these changes.
     """
 
     def __init__(self, message: str, changes: Sequence[Change] = (), remedy: str = "allow_changes") -> None:
@@ -99,8 +99,8 @@ class CheckpointError(ZephonError, ValueError):
         else:
             accept = f"{self.remedy}={names}."
         lines = "".join(f"  {change}\n" for change in self.changes)
-        return f"{message}; the data would differ:\n{lines}To accept this on purpose, pass {accept}"
+        return f"{message}; the data would differ:\n{lines}To accept these differences, pass {accept}"
 
 
 class WorkerError(ZephonError, RuntimeError):
-    """A process at work for the pipeline has died, or cannot be started."""
+    """A child process of the pipeline died, or cannot be started."""

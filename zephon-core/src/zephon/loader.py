@@ -1,7 +1,7 @@
-"""What the data loader of a training framework needs besides `import zephon`; an integration imports these two alone.
+"""The interface for integrations: what the data loader of a training framework needs besides `import zephon`.
 
-An integration takes sequence length, tokenizer, batch sizes and ranks from its framework, has `Pipeline.from_recipe`
-make the batches, and carries the state in the framework's own checkpoints.
+An integration imports `zephon` and `zephon.loader` only. It takes sequence length, tokenizer, batch sizes and ranks
+from its framework, gets batches from `Pipeline.from_recipe`, and stores the state in the framework's own checkpoints.
 
 The keys of a recipe
     `keys_of` a `DataRecipe` or a `SourceRecipe`: name, type, default and documentation, as `Key`.
@@ -10,11 +10,11 @@ Lanes and ranks
 The tokenizer of the framework
     `check_tokenizer`, `Tokenizer`.
 States
-    `RunState` (a state, checked), `LaneStart` (one lane of it), `merge_checkpoints`.
-Whether data are those of before, and of other ranks
+    `RunState` (a validated state), `LaneStart` (the state of one lane), `merge_checkpoints`.
+Comparing the data with those of an earlier run or of other ranks
     `Pipeline.fingerprint`, `check_fingerprint`, `check_allowed`, `check_same_data`; `Change` in
     `CheckpointError.changes`.
-What all ranks do together
+Collective calls
     `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
 Evaluation
     `one_pass`.

@@ -1,4 +1,4 @@
-"""A pipeline inside PyTorch's own data loaders; the one part of this package that needs torch to be imported.
+"""A pipeline inside PyTorch's own data loaders; the only module of this package that imports torch.
 
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -14,47 +14,36 @@ import copy
 import mmap
 import multiprocessing.context
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from zephon.batch import SampleBatch
 from zephon.errors import PipelineError
 
 __all__ = ["PipelineDataset"]
 
 
-class _Pipeline(Protocol):
-    """What is used of a `zephon.Pipeline`."""
-
-    def __iter__(self) -> Iterator[SampleBatch]: ...
-
-    def checkpoint(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> Any: ...
-
-
 class PipelineDataset(IterableDataset[dict[str, Any]]):
     """The batches of a pipeline as fields of tensors, for `DataLoader` and `StatefulDataLoader`.
 
-    Pass batch_size=None to the loader: the pipeline has made batches already, and a loader that is told nothing puts
-    each into another batch of one. num_workers is 0 or 1. With 1 the pipeline lives in the worker, so its place does
-    too: take the state from a `StatefulDataLoader`. (`options(isolate=True)` and num_workers=0 keep the training
-    process as free, and the state here.)
+    Pass batch_size=None to the loader: the pipeline already yields batches, and by default a loader would wrap each in
+    another batch of one. num_workers is 0 or 1. With 1 the pipeline runs in the worker process and so does its state:
+    take the state from a `StatefulDataLoader`. (`options(isolate=True)` with num_workers=0 takes as much work off the
+    training process, and the state stays in it.)
 
     Args:
-        pipeline: the pipeline; iterating moves it on.
+        pipeline: a `zephon.Pipeline`; iterating advances it.
         to_training: as for `SampleBatch.to_training`.
     """
 
-    def __init__(self, pipeline: _Pipeline, **to_training: Any) -> None:
+    def __init__(self, pipeline: Any, **to_training: Any) -> None:
         self._pipeline = pipeline
         self._to_training = to_training
-        # Seen by a worker that is a fork: 1 where it is a worker that moves on.
-        self._elsewhere = mmap.mmap(-1, 1)
+        # Shared with forked workers: 1 once a worker process iterates the pipeline.
+        self._in_worker = mmap.mmap(-1, 1)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        """The batches from the pipeline's place on.
+        """The batches from the current state of the pipeline on.
 
         Raises:
             PipelineError: the loader has several workers.
@@ -62,27 +51,28 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
         worker = get_worker_info()
         if worker is not None and worker.num_workers > 1:
             raise PipelineError(
-                f"num_workers is {worker.num_workers}; 0 or 1 is needed, since every worker would give all batches of "
-                'this rank once more. The pipeline has workers of its own: options(runner="process").'
+                f"num_workers is {worker.num_workers}; expected 0 or 1, since every worker would yield all batches of "
+                'this rank. Use the worker processes of the pipeline: options(runner="process").'
             )
         if worker is not None:
-            # Without what the parent had opened and may have been at when this process was made.
+            # A copy without the open stream: a fork must not use threads and files of its parent.
             self._pipeline = copy.copy(self._pipeline)
-        self._elsewhere[0] = worker is not None
+        self._in_worker[0] = worker is not None
         return self._batches()
 
     def state_dict(self) -> dict[str, Any]:
-        """`Pipeline.checkpoint` after the last batch given out.
+        """`Pipeline.checkpoint` after the last batch yielded.
 
         Raises:
-            PipelineError: a loader's worker gives out the batches, and its place is not known here.
+            PipelineError: the pipeline runs in a worker process of the loader, and so does its state.
         """
-        if get_worker_info() is None and self._elsewhere[0]:
+        if get_worker_info() is None and self._in_worker[0]:
             raise PipelineError(
-                "the pipeline runs in the worker process of a DataLoader, so its state is there; use torchdata's "
-                "StatefulDataLoader and its state_dict(), or num_workers=0."
+                "the pipeline runs in a worker process of the DataLoader, so its state is not in this process. Use "
+                "state_dict() of torchdata's StatefulDataLoader, or num_workers=0."
             )
-        return self._pipeline.checkpoint()
+        state: dict[str, Any] = self._pipeline.checkpoint()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """`Pipeline.restore`; call before iterating."""
@@ -94,8 +84,8 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
 
     def __getstate__(self) -> dict[str, Any]:
         if multiprocessing.context.get_spawning_popen() is not None:
-            self._elsewhere[0] = 1
-        return {key: value for key, value in self.__dict__.items() if key != "_elsewhere"}
+            self._in_worker[0] = 1
+        return {key: value for key, value in self.__dict__.items() if key != "_in_worker"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _elsewhere=mmap.mmap(-1, 1))
+        self.__dict__.update(state, _in_worker=mmap.mmap(-1, 1))

@@ -82,6 +82,7 @@ def test_a_package_adds_the_format_of_the_documentation(tmp_path, plugin):
     dataset = open_path(folder, ["text", "n"])
     assert dataset.catalog.fmt == "csv" and dataset.catalog.n_shards == 2
     assert dataset.take(np.array([3, 0])).to_pylist() == [{"text": "two\nlines", "n": 2}, {"text": "one 0", "n": 1}]
+    dataset.close()
     assert texts_of(open_path(folder / "0.csv", fmt="csv")) == ["one 0", "two\nlines"]
     with pytest.raises(DataError, match=r"no column 'title' in .*'text', 'n'|'n', 'text'"):
         Dataset.from_path("d", folder).open(["title"], size_column="title", cache=DecodeCache(0))

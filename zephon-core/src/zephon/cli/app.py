@@ -30,7 +30,7 @@ class _Group(TyperGroup):
             text = str(error)
         except OSError as error:
             if error.errno == errno.EPIPE:
-                raise  # whoever read our output has enough
+                raise  # the reader of stdout has closed it
             text = f"{error.filename or 'the operating system'}: {error.strerror or error}"
         typer.echo(f"error: {text}", err=True)
         raise typer.Exit(2)

@@ -1,4 +1,4 @@
-"""zephon index: find out what is in each file of a dataset once, so that training starts at once."""
+"""`zephon index`: scan every file of a dataset ahead of training, so that runs start without a scan."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from zephon.errors import DataError, RecipeError
 __all__ = ["index"]
 
 _BAR = 24
-# What documents are called where nobody says, by what is there: text, WebDataset's text, token ids.
-_USUAL = ("text", "txt", "tokens", "input_ids", "content")
+# Columns of documents, tried in this order without --text-field: text, WebDataset's text, token ids.
+_USUAL_COLUMNS = ("text", "txt", "tokens", "input_ids", "content")
 
 
 def index(
     target: Annotated[str, typer.Argument(metavar="PATH | RECIPE", help="A dataset, or a recipe (.toml).")],
     text_field: Annotated[
-        str | None, typer.Option("--text-field", metavar="C", help="Column of the documents, where it is unusual.")
+        str | None,
+        typer.Option("--text-field", metavar="C", help="Column of the documents; by default a usual one."),
     ] = None,
     fmt: Annotated[
-        str | None, typer.Option("--fmt", metavar="F", help="Format of the files, where their names do not say.")
+        str | None, typer.Option("--fmt", metavar="F", help="Format of the files, where file names do not tell.")
     ] = None,
     cache_dir: Annotated[
-        Path | None, typer.Option("--cache-dir", metavar="DIR", help="The run's cache folder, where it is not usual.")
+        Path | None, typer.Option("--cache-dir", metavar="DIR", help="Cache folder of the run, if not the default.")
     ] = None,
-    jobs: Annotated[
-        int, typer.Option("--jobs", metavar="N", min=1, max=1024, help="Files that are scanned in parallel.")
-    ] = 32,
+    jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=1024, help="Files to scan in parallel.")] = 32,
 ) -> None:
-    """Scan every file of a dataset once, so that training on it starts at once.
+    """Scan every file of a dataset ahead of training, so that runs start without a scan.
 
-    Runs read the result from their cache folder. It is saved every 20 seconds and at the end; a scan that was
-    interrupted goes on from there.
+    Runs read the index from their cache folder. It is saved every 20 seconds and at the end; an interrupted scan goes
+    on from there.
     """
     if target.endswith(".toml"):
         if text_field is not None or fmt is not None:
-            raise RecipeError(f"{target} is a recipe, which says itself what --text-field and --fmt would say.")
+            raise RecipeError(
+                f"--text-field and --fmt do not apply to a recipe, {target}; set text_field and fmt in it."
+            )
         recipe = DataRecipe.from_toml(target)
         datasets = [Dataset.from_path(s.name, s.path, s.fmt, s.text_field or recipe.text_field) for s in recipe.sources]
         cache_dir = cache_dir or (Path(recipe.cache_dir) if recipe.cache_dir else None)
@@ -105,12 +106,12 @@ def _documents(dataset: Dataset, skips: bool) -> tuple[str, bool]:
     existing = list(dataset.columns(skips=skips))
     column = dataset.text_field
     if column is None:
-        column = next((name for name in _USUAL if name in existing), None)
+        column = next((name for name in _USUAL_COLUMNS if name in existing), None)
         if column is None:
             raise DataError(
-                f"'{dataset.path}' has none of the usual columns of documents ({', '.join(_USUAL)}), but "
-                f"{', '.join(existing[:20]) or 'none at all'}; name it with --text-field."
+                f"'{dataset.path}' has the columns {', '.join(existing[:20]) or '(none)'}; expected one of "
+                f"{', '.join(_USUAL_COLUMNS)}. Name the column of the documents with --text-field."
             )
     elif column not in existing and column == "text" and "tokens" in existing:
-        column = "tokens"  # a recipe names the text of its other sources
+        column = "tokens"  # text_field of a recipe is meant for its text sources
     return column, column not in ("tokens", "input_ids")

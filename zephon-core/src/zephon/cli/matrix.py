@@ -1,7 +1,7 @@
 """Runs of one recipe on many topologies: each rank is a process of `zephon stream`, resumed and killed on purpose.
 
 leg
-    A stretch of steps on one number of ranks, from a start or from states to a checkpoint or the end.
+    Consecutive steps on one number of ranks, from the start or from states, to a checkpoint or the end.
 run
     Legs one after the other, with one ledger.
 """
@@ -33,8 +33,8 @@ class Setup:
 
     Attributes:
         microbatch_size: records per batch, at most.
-        steps: steps of each run; None for all that finite data give.
-        finite: the data end, so that ranks have to agree on their last step.
+        steps: steps of each run; None for all steps of finite data.
+        finite: whether the data end, so that ranks have to agree on their last step.
     """
 
     recipe: Path
@@ -57,7 +57,7 @@ class Leg:
     """Attributes:
     dp: ranks.
     last: the step to stop before, with a checkpoint where another leg follows; None is the end of the run.
-    doomed: microbatches that a rank consumes after the checkpoint before it kills itself, by rank.
+    doomed: by rank, the microbatches that it consumes after the checkpoint before it kills itself.
     """
 
     dp: int
@@ -67,7 +67,7 @@ class Leg:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A title for people, a folder for ledger, states and output, and what to do in order."""
+    """A title, a folder for ledger, states and output, and the legs in order."""
 
     title: str
     folder: Path
@@ -86,8 +86,8 @@ class Run:
 def plan_runs(setup: Setup, degrees: Sequence[int], resumes: Sequence[int], folder: Path) -> list[Run]:
     """The runs of a matrix: every number of ranks uninterrupted, then, from each, a chain through the others.
 
-    In every other leg that ends in a checkpoint some ranks are killed after it, so that the next leg consumes again
-    what they had consumed. Which ranks, and when, is left to chance: the data must not depend on it.
+    In every other leg that ends in a checkpoint some ranks are killed after it, so that the next leg repeats data that
+    they consumed. Which ranks are killed, and when, is random: the data must not depend on it.
     """
     runs = [Run(f"dp {degree}", folder / f"dp-{degree}", [Leg(degree, setup.steps)]) for degree in degrees]
     chance = random.Random()
@@ -109,11 +109,11 @@ def plan_runs(setup: Setup, degrees: Sequence[int], resumes: Sequence[int], fold
 
 
 class Matrix:
-    """Carries out many runs side by side, as many processes at a time as there are cores.
+    """Carries out runs in parallel, with as many processes at a time as there are cores.
 
     Args:
         setup: what the runs have in common.
-        on_progress: called with the ranks that have ended and with all there are.
+        on_progress: called with the number of rank processes that have ended, and of all.
     """
 
     def __init__(self, setup: Setup, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
@@ -135,7 +135,7 @@ class Matrix:
         """
         self._total += sum(leg.dp for run in runs for leg in run.legs)
         if self._setup.finite:
-            # One rank reads to the end by itself; where there are more, each fills up to the step found so.
+            # A run on one rank finds the last step of the data; in the others, each rank fills up to that step.
             length = Run("the length of the data", runs[0].folder.parent / "length", [Leg(1, self._setup.steps)])
             self._total += 1
             self._carry_out([length])
@@ -159,7 +159,7 @@ class Matrix:
         self._stopped = False
 
     def _stop(self) -> None:
-        """Kill what still runs: nothing after a good end."""
+        """Kill processes that still run; none after success."""
         with self._lock:
             self._stopped = True
             for process in self._processes:
@@ -197,7 +197,7 @@ class Matrix:
         options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
         output = run.folder / "output" / f"leg-{number}-rank-{rank}.txt"
         output.parent.mkdir(parents=True, exist_ok=True)
-        # -P: modules of the working directory have no business in there.
+        # -P: no imports from the working directory.
         command = [sys.executable, "-P", "-m", "zephon.cli", "stream", str(setup.recipe), *options]
         with self._slots, open(output, "wb") as stream:
             with self._lock:

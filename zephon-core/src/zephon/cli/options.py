@@ -14,28 +14,28 @@ from zephon.pipeline import Pipeline
 __all__ = ["FlushIndex", "GlobalBatch", "Lanes", "Recipe", "Runner", "SeqLen", "Tokenizer", "open_pipeline"]
 
 LIMIT = 1 << 24
-"""Most tokens per sequence and records per batch."""
+"""Tokens per sequence and records per batch, at most."""
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="Data recipe (TOML).")]
 Tokenizer = Annotated[
-    str, typer.Option("--tokenizer", metavar="T", help="Folder with a tokenizer.json, such a file, or a Hub name.")
+    str, typer.Option("--tokenizer", metavar="T", help="Folder with a tokenizer.json, its path, or a Hub name.")
 ]
-SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens that the model sees.")]
+SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens per sequence.")]
 GlobalBatch = Annotated[
     int, typer.Option("--global-batch", metavar="B", min=1, max=LIMIT, help="Records per step over all ranks.")
 ]
 Lanes = Annotated[
     int | None,
     typer.Option(
-        "--canonical-replicas", metavar="L", min=1, max=1 << 20, help="Lanes, in place of what the recipe says."
+        "--canonical-replicas", metavar="L", min=1, max=1 << 20, help="Number of lanes, instead of the recipe's."
     ),
 ]
 Runner = Annotated[str | None, typer.Option("--runner", metavar="R", help='"threads", "process" or "inline".')]
-FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR", help="Flush index of the run.")]
+FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR", help="Folder of the flush index.")]
 
 
 def open_pipeline(recipe: DataRecipe, tokenizer: str, seq_len: int, microbatch_size: int, **options: Any) -> Pipeline:
-    """The pipeline of a recipe; options that are None are left to it."""
+    """The pipeline of a recipe; options that are None keep the recipe's value."""
     return Pipeline.from_recipe(
         recipe,
         tokenizer=tokenizer_path(tokenizer),
@@ -46,5 +46,5 @@ def open_pipeline(recipe: DataRecipe, tokenizer: str, seq_len: int, microbatch_s
 
 
 def tokenizer_path(tokenizer: str) -> str | Path:
-    """An existing path as a path, so that no hub is asked for it; any other text as it is."""
+    """A `Path` if it exists, so that it is not looked up on the Hub; any other text as it is."""
     return Path(tokenizer) if os.path.exists(tokenizer) else tokenizer

@@ -1,4 +1,4 @@
-"""Output of the command: results on stdout, progress on stderr, plain lines wherever the output is no terminal."""
+"""Output of the command: results on stdout, progress on stderr, plain lines where the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def make_console(*, stderr: bool = False) -> Console:
 
 
 def print_table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
-    """Print a table of text; `right` has an "r" at the place of each column that is flush right."""
+    """Print a table of text; `right` has an "r" at the index of each right-aligned column."""
     terminal = console.is_terminal
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, header_style="bold")
     for i, column in enumerate(columns):
@@ -63,7 +63,7 @@ class LiveLine:
     """One line of progress: rewritten in place on a terminal, else printed every few seconds.
 
     Args:
-        line: gives the line; called only when it is shown.
+        line: returns the line; called only when it is shown.
     """
 
     def __init__(self, line: Callable[[], str]) -> None:
@@ -99,7 +99,7 @@ class LiveLine:
 
 @contextmanager
 def writing(path: Path, what: str) -> Iterator[None]:
-    """Turn errors of the operating system into a refusal that names the file."""
+    """Turn errors of the operating system into a `DataError` that names the file."""
     try:
         yield
     except BrokenPipeError:
@@ -117,7 +117,7 @@ def printable(text: str, *, lines: bool = False) -> str:
 
 
 def count(number: float) -> str:
-    """A number of things, short: 950, 12.3k, 4.56M, 7.89G."""
+    """A number, short: 950, 12.3k, 4.56M, 7.89G."""
     for unit in ("", "k", "M", "G"):
         if number < 999.5:
             return f"{number:.0f}" if not unit else f"{number:.3g}{unit}"
@@ -126,10 +126,10 @@ def count(number: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of one."""
+    """A share of 1 as a percentage."""
     return f"{share:.1%}"
 
 
 def plural(number: int, noun: str) -> str:
-    """A number of things."""
+    """A number with its noun."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""`zephon plan`: how the mixture of a run goes, and how often each source is gone through."""
+"""`zephon plan`: the mixture over a run, and the passes over each source."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _DIGITS = " 123456789"
 
 
 class Forecast:
-    """What a run is planned to read by some place.
+    """The rows and shares that a run is planned to read up to any number of tokens.
 
     Args:
-        compiled: a pipeline that continues no other.
+        compiled: a pipeline without `continue_from`.
     """
 
     def __init__(self, compiled: Compiled) -> None:
@@ -42,7 +42,7 @@ class Forecast:
         """Planned tokens after which the data ends, or None."""
 
     def rows(self, tokens: float) -> list[float]:
-        """Rows of each dataset by so many planned tokens, over all lanes."""
+        """Rows of each dataset within the first `tokens` planned tokens, over all lanes."""
 
         def before(index: int) -> float:
             return self._tokens(self._rows_in(index)[0])
@@ -84,11 +84,11 @@ def plan(
         int | None, typer.Option("--steps", metavar="K", min=1, max=1 << 40, help="Length of the run in steps.")
     ] = None,
     max_passes: Annotated[
-        float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources read more often.")
+        float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources with more passes.")
     ] = 4.0,
     canonical_replicas: Lanes = None,
 ) -> None:
-    """Draw how the mixture of a run goes, and how many passes it makes over each source."""
+    """Draw the shares of each source over a run, and print its passes over each source."""
     if (tokens is None) == (steps is None):
         raise RecipeError("zephon plan needs the length of the run: pass either --tokens or --steps.")
     config = DataRecipe.from_toml(recipe)
@@ -104,9 +104,9 @@ def plan(
 def _tokens_of(text: str) -> int:
     from zephon.config.keys import Count, check
 
-    number: int = check(Count, text, "zephon plan: tokens")
+    number: int = check(Count, text, "--tokens")
     if not number:
-        raise RecipeError("zephon plan is asked for a run of 0 tokens; a number above 0 is needed.")
+        raise RecipeError("--tokens is 0; expected a number above 0.")
     return number
 
 
@@ -133,17 +133,17 @@ def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bo
     lines = []
     for name, dataset, read, share in zip(names, compiled.datasets, rows, whole, strict=True):
         passes = read / dataset.catalog.rows
-        made = read * compiled.tokens_per_row[name]
-        lines.append([name, share, count(made), f"{round(read):,}", f"{passes:.2f}"])
+        planned = read * compiled.tokens_per_row[name]
+        lines.append([name, share, count(planned), f"{round(read):,}", f"{passes:.2f}"])
         if passes > max_passes:
-            over.append(f"{name} is gone through {passes:.1f} times")
+            over.append(f"{name} has {passes:.1f} passes")
     print_table(console, ["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
     for each in over:
         console.print(f"warning: {each}, more than {max_passes:g} (--max-passes)")
 
 
 def percents(shares: Sequence[float]) -> list[str]:
-    """Shares of one as `percent` tells them, rounded so that they add up to 100.0 %."""
+    """Shares of 1 in the format of `percent`, rounded so that they add up to 100.0 %."""
     exact = [1000 * share / (sum(shares) or 1.0) for share in shares]
     tenths = [int(each) for each in exact]
     order = sorted(range(len(exact)), key=lambda d: tenths[d] - exact[d])
@@ -153,5 +153,5 @@ def percents(shares: Sequence[float]) -> list[str]:
 
 
 def _mark(share: float, marks: str) -> str:
-    """A sign as high as a share; anything above nothing can be seen."""
+    """The bar for a share; any share above 0 is visible."""
     return marks[0] if share <= 0 else marks[max(1, min(len(marks) - 1, round(share * (len(marks) - 1))))]

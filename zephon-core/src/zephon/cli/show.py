@@ -23,7 +23,7 @@ def show(
     tokenizer: Tokenizer,
     seq_len: SeqLen,
     global_batch: GlobalBatch,
-    step: Annotated[int, typer.Option("--step", metavar="N", min=0, max=1 << 40, help="The step, from 0.")],
+    step: Annotated[int, typer.Option("--step", metavar="N", min=0, max=1 << 40, help="The step, counted from 0.")],
     canonical_replicas: Lanes = None,
     flush_index: FlushIndex = None,
     record: Annotated[
@@ -41,7 +41,7 @@ def show(
             f"it is in step {record // global_batch}."
         )
     if flush_index is not None and not flush_index.is_dir():
-        raise DataError(f"{flush_index}: there is no such folder; name the one that the run wrote its flush index to.")
+        raise DataError(f"--flush-index is {flush_index}; expected the existing folder of the run's flush index.")
     config = DataRecipe.from_toml(recipe)
     pipeline = open_pipeline(
         config, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=canonical_replicas
@@ -49,7 +49,7 @@ def show(
     if flush_index is None:
         pipeline.seek(step=step)
     else:
-        # A pipeline with a flush index adds to it, and looking is not to write: so only its place is taken over.
+        # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
         pipeline.restore(pipeline.options(flush_index=flush_index).seek(step=step).checkpoint())
     batch = next(iter(pipeline), None)
     pipeline.close()
@@ -65,7 +65,7 @@ def show(
 def describe_records(
     batch: SampleBatch, indices: Iterable[int], lanes: int, tokenizer: TextTokenizer, chars: int
 ) -> Iterator[str]:
-    """Where the tokens of records came from, and their text, cut to `chars` characters a document."""
+    """Origin and text of the tokens of records, at most `chars` characters per document."""
     provenance, edges, width = batch.provenance(), batch.block.span_offsets.tolist(), batch.tokens.shape[1]
     for index in indices:
         number, length = int(batch.sequence_numbers[index]), int(batch.lengths[index])

@@ -1,4 +1,4 @@
-"""`zephon stream`: the batches of one rank, counted, with ledger, digests and states where they are asked for."""
+"""`zephon stream`: the batches of one rank, counted, with optional ledger, digests and states."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def stream(
         int | None, typer.Option("--steps", metavar="K", min=0, help="Stop after K steps; else at the data's end.")
     ] = None,
     dp_degree: Annotated[int, typer.Option("--dp-degree", metavar="G", min=1, help="Data-parallel groups.")] = 1,
-    dp_rank: Annotated[int, typer.Option("--dp-rank", metavar="R", min=0, help="Which of them this is.")] = 0,
+    dp_rank: Annotated[int, typer.Option("--dp-rank", metavar="R", min=0, help="Group of this process, from 0.")] = 0,
     global_batch: Annotated[
         int | None,
         typer.Option(
@@ -46,7 +46,7 @@ def stream(
             metavar="B",
             min=1,
             max=LIMIT,
-            help="Records per step over all ranks; else a step is a batch.",
+            help="Records per step over all ranks; without it, a step is a batch.",
         ),
     ] = None,
     canonical_replicas: Lanes = None,
@@ -65,17 +65,17 @@ def stream(
         Path | None, typer.Option("--checkpoint", metavar="DIR", help="Write this rank's state after the last step.")
     ] = None,
     restore: Annotated[
-        Path | None, typer.Option("--restore", metavar="DIR", help="Start where the states in DIR were taken.")
+        Path | None, typer.Option("--restore", metavar="DIR", help="Start from the states in DIR.")
     ] = None,
     fill_steps: Annotated[
         int | None,
-        typer.Option("--fill-steps", metavar="K", min=0, help="Finite data: fill K steps, as other ranks' data asks."),
+        typer.Option("--fill-steps", metavar="K", min=0, help="Finite data: pad up to step K, as with other ranks."),
     ] = None,
     kill_after: Annotated[
         int | None, typer.Option("--kill-after", min=1, hidden=True, help="Batches until SIGKILL, after --checkpoint.")
     ] = None,
 ) -> None:
-    """Stream training batches, and say how fast, from where, and what was left out."""
+    """Stream training batches, and print speed, mixture and what was left out."""
     config = DataRecipe.from_toml(recipe)
     per_step = 1 if global_batch is None else microbatches_per_step(global_batch, dp_degree, microbatch_size)
     started = time.perf_counter()
@@ -93,7 +93,7 @@ def stream(
         flush_index=flush_index,
         combine_flag=_combine(fill_steps) if dp_degree > 1 and source_of(config).finite else None,
     )
-    run = _Run(pipeline, started, per_step)  # opens everything, so that errors come before files are made
+    run = _Run(pipeline, started, per_step)  # opens the data, so that errors show before files are created
     if restore is not None:
         pipeline.restore(read_states(restore))
     if seek_step:
@@ -107,7 +107,7 @@ def stream(
             if steps is not None and run.batches < steps * per_step:
                 raise DataError(
                     f"the data ended after {plural(run.batches // per_step, 'step')}, before the checkpoint after "
-                    f"{steps}; take it earlier."
+                    f"step {steps}; lower --steps."
                 )
             write_state(checkpoint, dp_rank, dp_degree, pipeline.checkpoint())
         if kill_after is not None:
@@ -131,28 +131,28 @@ def microbatches_per_step(global_batch: int, dp_degree: int, microbatch_size: in
     share, rest = divmod(global_batch, dp_degree)
     if rest:
         raise TopologyError(
-            f"--global-batch is {global_batch}, which does not divide among {dp_degree} groups; --dp-degree can be "
+            f"--dp-degree is {dp_degree}; expected a divisor of --global-batch {global_batch}: "
             f"{', '.join(map(str, divisors(global_batch)[:8]))}."
         )
     if share % microbatch_size:
         raise TopologyError(
-            f"--microbatch-size is {microbatch_size}, but a step has {share} records for each of "
-            f"{plural(dp_degree, 'group')}; it can be {', '.join(map(str, divisors(share)[-8:]))}."
+            f"--microbatch-size is {microbatch_size}; expected a divisor of the {share} records per step of each of "
+            f"{plural(dp_degree, 'group')}: {', '.join(map(str, divisors(share)[-8:]))}."
         )
     return share // microbatch_size
 
 
 def _combine(fill_steps: int | None) -> Callable[[bool], bool]:
-    """Whether a step follows, for one rank of a finite run by itself: by its own lanes, or up to `fill_steps`."""
-    asked = itertools.count()
-    return lambda flag: next(asked) < (fill_steps or 0) or flag
+    """A `combine_flag` for one rank without its peers: True while its lanes have data, or up to `fill_steps`."""
+    calls = itertools.count()
+    return lambda flag: next(calls) < (fill_steps or 0) or flag
 
 
 def read_states(folder: Path) -> list[Any]:
     """The states of all ranks that `write_state` left in a folder.
 
     Raises:
-        CheckpointError: there is none, or one cannot be read.
+        CheckpointError: states are missing, or one cannot be read.
     """
     states = []
     for file in sorted(folder.glob("*.json")):
@@ -162,7 +162,7 @@ def read_states(folder: Path) -> list[Any]:
             reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
             raise CheckpointError(f"{file}: the state cannot be read: {reason}.") from None
     if not states:
-        raise CheckpointError(f"{folder}: there is no state (*.json) in this folder; name that of --checkpoint.")
+        raise CheckpointError(f"--restore is {folder}; expected a folder with states (*.json) of --checkpoint.")
     return states
 
 
@@ -177,20 +177,20 @@ def write_state(folder: Path, rank: int, dp_degree: int, state: Any) -> None:
 
 
 def _seek(pipeline: Pipeline, step: int, global_batch: int | None, microbatches: int, lanes: int) -> None:
-    """Go to a step; where steps are microbatches, to that of every group."""
+    """Go to a step; without a global batch, a step is one microbatch of every group."""
     if global_batch is not None:
-        pipeline.seek(step=step, global_batch=global_batch)
+        pipeline.seek(step=step)
     elif step * microbatches % lanes == 0:
         pipeline.seek(sequence_number=step * microbatches)
     else:
         raise TopologyError(
-            f"--seek-step is {step}, but microbatch {step} does not start at a round of the {lanes} lanes; pass "
+            f"--seek-step is {step}; expected a microbatch that starts at a round of the {lanes} lanes. Pass "
             "--global-batch, so that steps are whole rounds."
         )
 
 
 class _Run:
-    """Batches taken from a pipeline, and the totals of them; padding does not count."""
+    """Consumes the batches of a pipeline and counts them, without padding."""
 
     def __init__(self, pipeline: Pipeline, started: float, per_step: int) -> None:
         self.batches = 0
@@ -277,7 +277,7 @@ class _Run:
             ],
             right="lrrrrrr",
         )
-        console.print("(rows are counted as they are read, ahead of the batches; skipped are those without text)")
+        console.print("(rows are counted when read, ahead of the batches; skipped rows have no text)")
         packing = self._pipeline.packing()
         parts = [f"packing: {packing.efficiency:.2%} of places hold tokens"]
         for number, what in ((packing.split, "split"), (packing.dropped, "left out as longer than a record")):
@@ -286,6 +286,6 @@ class _Run:
         console.print(", ".join(parts))
         if left := self._pipeline.left_over:
             console.print(
-                f"the data has ended; left out: {plural(left.tokens, 'token')} that fill no record, "
-                f"{plural(left.records, 'record')} that fill no microbatch"
+                f"the data has ended; left over: {plural(left.tokens, 'token')}, less than a record per lane, and "
+                f"{plural(left.records, 'record')}, less than a microbatch"
             )

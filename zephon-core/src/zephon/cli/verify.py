@@ -1,4 +1,4 @@
-"""`zephon verify`: compare runs by their ledgers, or make the runs of a recipe on many topologies and compare those."""
+"""`zephon verify`: compare runs by their ledgers, or run a recipe on many topologies and compare those runs."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _STEPS_AFTER_RESUME = 3
 
 def verify(
     targets: Annotated[list[Path], typer.Argument(metavar="RECIPE | LEDGER...", help="A recipe, or ledger folders.")],
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="T", help="As for zephon stream.")] = None,
+    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="T", help="As in zephon stream.")] = None,
     seq_len: Annotated[
-        int | None, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens that the model sees.")
+        int | None, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens per sequence.")
     ] = None,
     global_batch: Annotated[
         int | None,
         typer.Option("--global-batch", metavar="B", min=1, max=LIMIT, help="Records per step over all ranks."),
     ] = None,
     dp: Annotated[
-        str | None, typer.Option("--dp", metavar="G,G", help="Numbers of ranks, the reference first.")
+        str | None, typer.Option("--dp", metavar="G,G", help="Data-parallel degrees, the reference first.")
     ] = None,
     resume_at: Annotated[
-        str | None, typer.Option("--resume-at", metavar="S,S", help="Steps at which to go on with other ranks.")
+        str | None, typer.Option("--resume-at", metavar="S,S", help="Steps at which to resume on other ranks.")
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="K", min=1, help="Steps of each run; by default 10 or more.")
@@ -59,16 +59,16 @@ def verify(
         Path | None, typer.Option("--keep", metavar="DIR", help="Keep the ledgers and states of the runs here.")
     ] = None,
 ) -> None:
-    """Compare runs step by step; given a recipe, make the runs first, on every topology and through resumes.
+    """Compare runs step by step. With a recipe, start the runs first: on every topology, and with resumes.
 
-    Exits with 1 where anything differs, and names the first difference.
+    Exits with 1 if runs differ, and names the first difference.
     """
     for path in targets:
         if not path.exists():
-            raise DataError(f"{path}: there is no such file or folder; pass a recipe (TOML), or folders with ledgers.")
+            raise DataError(f"{path} does not exist; expected a recipe (TOML), or ledger folders.")
     if plot:
         check_plot(plot)
-    of_recipe = {
+    recipe_options = {
         "--tokenizer": tokenizer,
         "--seq-len": seq_len,
         "--dp": dp,
@@ -81,20 +81,20 @@ def verify(
     }
     if all(path.is_dir() for path in targets):
         if len(targets) == 1:
-            raise DataError(f"only one folder is given, {targets[0]}; pass those of two runs or more to compare them.")
-        for name, value in of_recipe.items():
+            raise DataError(f"1 ledger folder is given, {targets[0]}; expected those of two runs or more.")
+        for name, value in recipe_options.items():
             if value is not None:
-                raise PipelineError(f"{name} goes with a recipe, not with folders of ledgers; leave it out.")
+                raise PipelineError(f"{name} applies to a recipe, not to ledger folders; leave it out.")
         identical = _verify_ledgers(targets, global_batch, plot)
     else:
         if len(targets) > 1:
             raise RecipeError(
-                f"{len(targets)} paths are given, some of them files; pass one recipe, or folders with ledgers only."
+                f"{len(targets)} paths are given, some of them files; expected one recipe, or ledger folders only."
             )
         if tokenizer is None or seq_len is None or global_batch is None or dp is None:
             needed = {"--tokenizer": tokenizer, "--seq-len": seq_len, "--global-batch": global_batch, "--dp": dp}
             missing = ", ".join(name for name, value in needed.items() if value is None)
-            raise PipelineError(f"a recipe does not say all that a run needs; add {missing}.")
+            raise PipelineError(f"{missing} must be set to verify a recipe.")
         recipe, degrees = DataRecipe.from_toml(targets[0]), parse_numbers(dp, "--dp")
         resumes = sorted(parse_numbers(resume_at, "--resume-at")) if resume_at else []
         lanes = resolve_lanes(
@@ -106,11 +106,11 @@ def verify(
         if steps is None and not finite:
             steps = max([_DEFAULT_STEPS, *(step + _STEPS_AFTER_RESUME for step in resumes)])
         if steps is not None and resumes and resumes[-1] >= steps:
-            raise PipelineError(f"--resume-at {resumes[-1]} is not before the last of {steps} steps; raise --steps.")
+            raise PipelineError(f"--resume-at is {resumes[-1]}; expected less than --steps {steps}. Raise --steps.")
         setup = Setup(
             targets[0].absolute(), tokenizer, seq_len, global_batch, lanes, microbatch_size or 8, runner, steps, finite
         )
-        # Whatever is wrong with the recipe is found here, and its indexes are made, before any process starts.
+        # Errors of the recipe show here, and its indexes are built, before any process starts.
         open_pipeline(
             recipe,
             tokenizer,
@@ -129,7 +129,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
     """ "1,2,4" as numbers, each once.
 
     Raises:
-        PipelineError: it is something else.
+        PipelineError: the text is not a list of numbers above 0.
     """
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) < 10 and int(part) > 0 for part in parts):
@@ -142,7 +142,7 @@ def steps_text(steps: Mapping[int, bytes]) -> str:
     if not steps:
         return "none"
     low, high = min(steps), max(steps)
-    gaps = "" if len(steps) == high - low + 1 else f" without {high - low + 1 - len(steps)}"
+    gaps = "" if len(steps) == high - low + 1 else f", {high - low + 1 - len(steps)} missing"
     return (f"{low}-{high}" if high > low else f"{low}") + gaps
 
 
@@ -177,9 +177,9 @@ def _verify_ledgers(folders: Sequence[Path], global_batch: int | None, plot: Pat
 def _verify_recipe(
     setup: Setup, degrees: Sequence[int], resumes: Sequence[int], plot: Path | None, keep: Path | None
 ) -> bool:
-    """Make the runs of the matrix and compare them with the first."""
+    """Carry out the runs of the matrix and compare them with the first."""
     if keep and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        raise DataError(f"{keep}: this is not an empty folder; name a new one to keep the runs in.")
+        raise DataError(f"--keep is {keep}; expected a new or empty folder.")
     progress = 0, 0
 
     def on_progress(done: int, total: int) -> None:
@@ -227,7 +227,7 @@ def _verify_recipe(
 
 
 def judge(runs: Sequence[Run], global_batch: int) -> tuple[list[dict[int, bytes]], list[str | None]]:
-    """Digests of each run by step, and its first difference to the first run: in a record, or in which steps it has.
+    """Digests of each run by step, and its first difference from the first run: a record, or a missing or extra step.
 
     A ledger that contradicts itself, because a rank consumed other data after a resume, is a difference.
     """
@@ -248,7 +248,7 @@ def judge(runs: Sequence[Run], global_batch: int) -> tuple[list[dict[int, bytes]
         if text is None and (missing := sorted(expected.keys() - digests.keys())):
             text = f"step {missing[0]} is missing."
         if text is None and (beyond := sorted(digests.keys() - expected.keys())):
-            text = f"step {beyond[0]} follows, where {runs[0].title} had ended."
+            text = f"step {beyond[0]} is after the end of {runs[0].title}."
         steps.append(digests)
         differences.append(text)
     return steps, differences

@@ -35,7 +35,7 @@ def append_whole(file: FileIO, content: bytes) -> None:
     """Write all of `content` at the end of an unbuffered file, or none of it.
 
     Raises:
-        OSError: it could not be written; what was is taken back.
+        OSError: the write failed; a part already written was truncated.
     """
     end = file.tell()
     done = 0

@@ -1,7 +1,7 @@
 """Between NumPy and Arrow without copies, and without pandas.
 
-`pyarrow.array(...)` and `Array.to_numpy()` import pandas where it is installed, which costs a process up to a second at
-its first batch, for nothing. These go through the buffers instead.
+`pyarrow.array(...)` and `Array.to_numpy()` import pandas where it is installed, which delays the first batch of a
+process by up to a second. The functions here use Arrow's buffers instead.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def valid_mask(array: pa.Array) -> np.ndarray:
 
 
 def mask_of(array: pa.BooleanArray) -> np.ndarray:
-    """bool[n] of an Arrow boolean array; what a null holds is undefined."""
+    """bool[n] of an Arrow boolean array; undefined at nulls."""
     if not len(array):
         return np.empty(0, dtype=bool)
     return _bits(array.buffers()[1], array.offset, len(array))
@@ -99,7 +99,7 @@ def true_mask(array: pa.BooleanArray) -> np.ndarray:
 def byte_lengths(array: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """int64[n]: bytes of the content of each value, 0 for nulls.
 
-    For text and binary that is exact; of lists and structs it is the sum over what is in them.
+    Exact for text and binary; for lists and structs the sum over their items or fields.
     """
     if isinstance(array, pa.ChunkedArray):
         parts = [byte_lengths(chunk) for chunk in array.chunks]
@@ -156,9 +156,9 @@ def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
 
 
 def column_of(values: Sequence[Any]) -> pa.Array:
-    """An Arrow array of Python values: text, whole numbers, floats and flags by themselves, the rest as Arrow sees fit.
+    """An Arrow array of Python values, of the type that `pyarrow.array` infers; text becomes `large_string`.
 
-    Text becomes `large_string`. What `pyarrow.array` would make of it, but without pandas where that is possible.
+    Values of one type among str, int, float and bool are converted without `pyarrow.array`, which imports pandas.
 
     Raises:
         pa.ArrowException, TypeError, ValueError, OverflowError: the values are not of one type.

@@ -1,11 +1,11 @@
-"""Damage: rows, groups and shards that are there but cannot be read, told apart from everything else that can fail.
+"""Damage: rows, groups and shards that exist but cannot be decoded, as opposed to any other failure.
 
-What is damaged is so on every machine and after every restart, so leaving it out leaves a stream that is still a
-function of the data alone. A store that does not answer, a disk that fails, a file that was changed are no damage:
-skipping those would make the stream depend on the moment.
+Damaged data is damaged on every machine and after every restart, so leaving it out keeps the stream a function of the
+data alone. A store that does not answer, a failing disk or a changed file is not damage: skipping those would make the
+stream depend on the moment.
 
-A group of which rows are damaged comes as a table with one column more, `FAULT`, null for sound rows. It passes through
-`take` and `concat` like any column; `split_damaged` takes it off again.
+The table of a group with damaged rows has an additional column `FAULT`, null for sound rows. It passes through `take`
+and `concat` like any column; `split_damaged` removes it.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ __all__ = [
 FAULT = "\0fault"
 """The column that says which rows of a table are damaged, and how."""
 CONTENT_LIMIT = 4096
-"""Most characters of a damaged row that are kept for people to look at."""
+"""Characters of a damaged row that are kept for the report, at most."""
 _FAULT_TYPE = pa.struct(
     {"reason": pa.string(), "first_row": pa.int64(), "rows": pa.int64(), "content": pa.large_string()}
 )
 
 
 class Damaged(DataError):
-    """Bytes that cannot be read as what they are said to be, and never will.
+    """Bytes that cannot be decoded, on any machine and at any retry.
 
     Attributes:
-        rest: gives what can be saved: of a group, its table with `FAULT`; of a scan, its result without the rows that
-            are no good. None where nothing can.
+        rest: returns the readable part: of a group, its table with `FAULT`; of a scan, its result without the damaged
+            rows. None where nothing is readable.
     """
 
     def __init__(self, message: str, rest: Callable[[], Any] | None = None) -> None:
@@ -62,8 +62,8 @@ class Lost(NamedTuple):
 
     Attributes:
         reason: one line.
-        first_row, rows: the stretch of its shard that was lost at once, 1 row where it is the row alone.
-        content: what the row holds, as far as it can be shown, or "".
+        first_row, rows: the range of rows of the shard that is lost together; one row where damage is of a single row.
+        content: printable content of the row, or "".
     """
 
     reason: str
@@ -73,7 +73,7 @@ class Lost(NamedTuple):
 
 
 class LostShard(NamedTuple):
-    """A shard of which nothing can be read: name, bytes and why. How many rows it had is not known."""
+    """An unreadable shard: name, size in bytes and reason. Its number of rows is unknown."""
 
     name: str
     size: int
@@ -81,10 +81,10 @@ class LostShard(NamedTuple):
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error from decoding says something of the bytes, not of the machine that reads them."""
+    """Whether a decoding error is due to the bytes, not to the machine that reads them."""
     if isinstance(error, MemoryError):
         return False
-    # Arrow raises OSError for bytes that it cannot decode too, but those come without a number of the system.
+    # Arrow also raises OSError for bytes that it cannot decode, but without an errno.
     return not isinstance(error, OSError) or error.errno in (None, errno.EINVAL)
 
 
@@ -101,17 +101,17 @@ def rescued(
     columns: Sequence[str],
     first_row: int,
 ) -> pa.Table:
-    """The rows of a group that can be read, and the others marked in `FAULT`.
+    """The readable rows of a group, and the damaged ones marked in `FAULT`.
 
     Args:
-        rows: of the group.
-        read: rows `low` to `high` of the group, or `Damaged`.
-        content: what a row that cannot be read holds, for people.
-        columns: what `read` gives.
+        rows: number of rows of the group.
+        read: returns rows `low` to `high` of the group, or raises `Damaged`.
+        content: printable content of a damaged row.
+        columns: names of the columns that `read` returns.
         first_row: the group's first row in its shard.
 
-    Halves what cannot be read until it is one row, so a few bad rows in n cost about log n reads each. The result is a
-    function of the group alone.
+    Ranges that cannot be read are halved down to single rows, so each damaged row of n costs about log n reads. The
+    result is a function of the group alone.
     """
     pieces: list[pa.Table] = []
     waiting = [(0, rows)]
@@ -142,7 +142,7 @@ def split_damaged(table: pa.Table) -> tuple[pa.Table, np.ndarray, list[tuple[int
 
 
 def shown_value(value: Any) -> str:
-    """Any value as text of bounded length, for people to look at."""
+    """Any value as printable text of at most `CONTENT_LIMIT` characters."""
     text = value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
-    # What was cut off in the middle of a surrogate pair, or holds half of one, must still be written as UTF-8.
+    # A surrogate without its pair must still be written as UTF-8.
     return text[:CONTENT_LIMIT].encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,8 @@
-"""Rows that could not be used: how many a run may lose, and the report of them.
+"""Rows that could not be used: the budget of a run for them, and the report.
 
-Whatever fails over one row (bytes that cannot be read, a user's function, a chat template, a value of the wrong shape)
-becomes a `RowFault`. The policy says whether the first one ends the run or whether such rows are left out. A row is
-left out because of what it holds and of nothing else, so a run gives the same records after any restart.
+Any failure over a single row (unreadable bytes, a user's function, a chat template, a value of the wrong shape) becomes
+a `RowFault`. The policy says whether the first one ends the run or whether such rows are left out. A row is
+left out because of its content only, so a run gives the same records after any restart.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["FaultBudget", "FaultReport", "RowFault", "read_report", "reason_of"]
 _log = logging.getLogger("zephon")
 _MAX_REASON = 300
 _FAULTS_LOGGED = 10
-# A report is for people, and a process remembers what it has written: 300 MB of file, 100 MB of memory at most.
+# Entries per process, which are kept in memory to report each once: at most about 300 MB of file, 100 MB of memory.
 _MAX_REPORTED = 1 << 20
 
 
@@ -38,9 +38,10 @@ class RowFault:
         operator: as `explain()` names it; "read" where the row could not be read.
         dataset, shard: names.
         row: number of the row within its shard.
-        reason: what went wrong, one line.
-        first_row, rows: the stretch of the shard that failed at once: a row group that cannot be decoded, or the row.
-        content: what the row holds, shortened, where it is to be kept, else "".
+        reason: one line.
+        first_row, rows: the range of rows of the shard that failed together: a row group that cannot be decoded, or the
+            row.
+        content: content of the row, shortened, if it is kept for the report, else "".
     """
 
     operator: str
@@ -59,12 +60,12 @@ class RowFault:
 class FaultBudget:
     """Counts the faults of one lane against the policy, chunk by chunk.
 
-    A chunk is judged by itself: what earlier ones have lost does not count, so the verdict is the same wherever the
-    lane was entered.
+    Each chunk is judged by itself, without the faults of earlier ones, so the verdict does not depend on where the lane
+    was entered.
 
     Args:
-        policy: what may be lost.
-        on_fault: called with the chunk and every fault.
+        policy: the budget of faults per chunk.
+        on_fault: called with the chunk and the fault, for every fault.
     """
 
     def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, RowFault], None] | None = None) -> None:
@@ -75,13 +76,13 @@ class FaultBudget:
         self._last: tuple[str, str, int, str] | None = None
 
     def add(self, chunk: int, rows: int, faults: Iterable[RowFault], *, logged: bool = False) -> None:
-        """Count the faults of some rows of a chunk of `rows` rows.
+        """Count faults of a chunk that has `rows` rows.
 
         Args:
-            logged: an earlier stream of the run has logged them.
+            logged: whether an earlier stream of the run has logged these faults.
 
         Raises:
-            DataError: they are more than the budget allows.
+            DataError: the chunk has more faults than the budget allows.
         """
         if chunk != self._chunk:
             self._chunk, self._in_chunk = chunk, 0
@@ -92,29 +93,29 @@ class FaultBudget:
                 self._on_fault(chunk, fault)
             if self._in_chunk > allowed:
                 raise DataError(
-                    f"{fault}. That is row {self._in_chunk} left out of a chunk of {rows}, and "
-                    f"{self._policy.described(rows)}; repair the data or the function, or raise the budget."
+                    f"{fault}. Rows that cannot be used in this chunk of {rows}: {self._in_chunk}; "
+                    f"{self._policy.described(rows)}. Repair the data or the function, or raise the budget."
                 )
             stretch = (fault.dataset, fault.shard, fault.first_row, fault.reason)
             if not logged and self._logged < _FAULTS_LOGGED and not (fault.rows > 1 and stretch == self._last):
                 self._logged += 1
                 self._last = stretch
-                several = f" (so are all {fault.rows:,} rows from row {fault.first_row} on)" if fault.rows > 1 else ""
-                more = " (further ones of this lane are only counted)" if self._logged == _FAULTS_LOGGED else ""
+                several = f" (with all {fault.rows:,} rows from row {fault.first_row} on)" if fault.rows > 1 else ""
+                more = " (further faults of this lane are only counted)" if self._logged == _FAULTS_LOGGED else ""
                 _log.warning("row left out: %s%s%s", fault, several, more)
 
 
 class FaultReport:
     """Appends the faults of one process to a file of JSON lines, each once.
 
-    A line is an object with "dataset", "shard", "row" and "rows" (the stretch of rows of the shard that failed at once;
-    null for a shard of which nothing can be read), "operator", "reason", "lane" and "chunk" (where the run met it), and
-    "content" in quarantine. A process reports a stretch once, however often its rows come up. Lines are written
-    whole and at once, so what a killed process had met is on record.
+    A line is an object with "dataset", "shard", "row" and "rows" (the first of the rows of the shard that failed
+    together, and their number; null for an unreadable shard), "operator", "reason", "lane" and "chunk" (of the fault),
+    and "content" in quarantine. A process reports the same rows once, however often they come up. Lines are
+    written whole and at once, so faults that a killed process met are on record.
 
     Args:
-        folder: shared by the ranks of a run; made if it does not exist.
-        rank: what the file is named after, beside time and process.
+        folder: shared by the ranks of a run; created if missing.
+        rank: prefix of the file name, before time and process id.
     """
 
     def __init__(self, folder: str | os.PathLike[str], rank: str) -> None:
@@ -128,16 +129,17 @@ class FaultReport:
                 raise PermissionError(13, "permission denied")
         except OSError as error:
             raise DataError(
-                f"the report of errors cannot be written to {folder}: {error.strerror}; give a folder that can."
+                f"error_report is {str(folder)!r}; expected a folder that can be written to ({error.strerror}). Name "
+                "another folder, or free space."
             ) from None
 
     def add(self, lane: int, chunk: int, fault: RowFault) -> None:
-        """Report a fault, unless that has been done."""
+        """Report a fault, unless it has been reported."""
         stretch = {"dataset": fault.dataset, "shard": fault.shard, "row": fault.first_row, "rows": fault.rows}
         self._write({**stretch, "operator": fault.operator}, fault.reason, fault.content, lane=lane, chunk=chunk)
 
     def add_shard(self, dataset: str, shard: str, reason: str) -> None:
-        """Report a shard of which nothing can be read."""
+        """Report an unreadable shard."""
         self._write({"dataset": dataset, "shard": shard, "row": 0, "rows": None, "operator": "read"}, reason, "")
 
     def close(self) -> None:
@@ -146,12 +148,12 @@ class FaultReport:
             self._file.close()
             self._file = None
 
-    def _write(self, what: dict[str, Any], reason: str, content: str, **where: int) -> None:
-        key = hash(tuple(what.values()))
+    def _write(self, subject: dict[str, Any], reason: str, content: str, **where: int) -> None:
+        key = hash(tuple(subject.values()))
         if self._failed or key in self._written or len(self._written) > _MAX_REPORTED:
             return
         self._written.add(key)
-        entry = {**what, "reason": reason, **where, **({"content": content} if content else {})}
+        entry = {**subject, "reason": reason, **where, **({"content": content} if content else {})}
         if len(self._written) > _MAX_REPORTED:
             entry = {"reason": f"more than {_MAX_REPORTED} faults; further ones are not reported"}
         line = json.dumps(entry, ensure_ascii=True) + "\n"
@@ -160,15 +162,15 @@ class FaultReport:
                 self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115
             append_whole(self._file, line.encode())
         except OSError as error:
-            # The rows are left out for what they hold, whether or not that can be reported.
+            # Rows are left out because of their content, whether or not the fault can be reported.
             self._failed = True
-            _log.warning("the report of errors %s is not kept any longer: %s", self._path, error.strerror)
+            _log.warning("cannot write to %s (%s); further faults are not reported.", self._path, error.strerror)
 
 
 def read_report(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
-    """The entries of the reports in a folder, each stretch of rows once per operator, in the order of the files' names.
+    """The entries of the reports in a folder, each range of rows once per operator, sorted by file name.
 
-    A last line that a killed process or a full disk has cut off is passed over.
+    Lines that are no valid entry, such as one that a killed process cut off, are skipped.
     """
     seen = set()
     for path in sorted(Path(folder).glob("*.jsonl")):
@@ -185,7 +187,7 @@ def read_report(folder: str | os.PathLike[str]) -> Iterator[dict[str, Any]]:
 
 
 def reason_of(error: BaseException) -> str:
-    """One line that says what an exception said."""
+    """Type and message of an exception, as one short line."""
     text = " ".join(str(error).split())
     kind = type(error).__name__
     text = f"{kind}: {text}" if text else kind

@@ -1,4 +1,4 @@
-"""Where a lane of a run can be entered: the whole state of a lane."""
+"""A place where a lane can be entered: the complete state of a lane."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ __all__ = ["LaneStart"]
 
 @dataclass(frozen=True, slots=True)
 class LaneStart:
-    """Where a lane can begin: all there is to the state of a lane.
+    """A place where a lane can be entered: the complete state of a lane.
 
     Attributes:
-        window: the window it is in.
-        records_before: records the lane gave before.
-        chunk, position, token: the first token of the next record: a chunk, a row of it, a token of the row's document.
-            At the start of a window it lies before the window where a record went over its end.
-        buffer: which shuffle buffer of the window comes next.
-        skips: with ensure_mixture, for each dataset by name, its tokens from `chunk` and `position` on that earlier
-            records have used; `token` is then the row before which rows are only those still held, chunk * 2**32 +
-            position.
+        window: index of the window.
+        records_before: records of the lane before this place.
+        chunk, position, token: first token of the next record: chunk, row of the chunk, token of the row's document.
+            At the start of a window it lies before the window where a record crosses the boundary.
+        buffer: index of the next shuffle buffer of the window.
+        skips: with ensure_mixture, for each dataset, sorted by name, the tokens from `chunk` and `position` on that
+            earlier records have used. `token` is then a row, as chunk * 2**32 + position: of the rows before it, only
+            tokens still in the stock are unused.
     """
 
     window: int = 0
@@ -37,6 +37,6 @@ class LaneStart:
 
     @staticmethod
     def of(numbers: Sequence[int]) -> LaneStart:
-        """From what `as_list` gave."""
+        """The inverse of `as_list`."""
         window, before, chunk, position, token, buffer, *skips = map(int, numbers)
         return LaneStart(window, before, chunk, position, token, buffer, tuple(skips))

@@ -1,6 +1,6 @@
 """The columns that move through the engine: rows read, documents as tokens, packed records.
 
-Nothing in here decides data. A block is a few arrays over thousands of rows, and every operation is a few
+Nothing in this module decides data. A block is a few arrays over thousands of rows, and every operation is a few
 array operations over a whole block.
 """
 
@@ -19,7 +19,7 @@ __all__ = ["Pointer", "RecordBlock", "RowBlock", "RowPart", "TokenBlock", "ragge
 
 
 def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the items of the chosen lists lie.
+    """Indices of the items of the chosen lists.
 
     Args:
         offsets: int64[n_lists + 1], list i being items `offsets[i]:offsets[i + 1]`.
@@ -39,8 +39,7 @@ def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, n
 class Pointer:
     """A token of a lane: which chunk, which row of that chunk, which token of that row's document.
 
-    With ensure_mixture `skips` are, for each dataset by name, its tokens from there on that earlier records have used,
-    and `token` is something else, see `LaneStart`.
+    With ensure_mixture, `skips` and `token` have the meaning described in `LaneStart`.
     """
 
     chunk: int
@@ -51,10 +50,10 @@ class Pointer:
 
 @dataclass(slots=True)
 class RowPart:
-    """The rows of a block that are of one dataset.
+    """The rows of one dataset in a block.
 
     Attributes:
-        dataset: its index.
+        dataset: index of the dataset.
         table: the columns that the operators need, m rows.
         places: int64[m], ascending: which rows of the block they are.
     """
@@ -87,7 +86,7 @@ class RowBlock:
 
 @dataclass(slots=True)
 class TokenBlock:
-    """Documents as tokens, special tokens included; rows without text are gone but counted.
+    """Documents as tokens, special tokens included; rows without text are counted only.
 
     Attributes:
         tokens: uint32[n_tokens].
@@ -96,9 +95,9 @@ class TokenBlock:
         rows_read: int64[n_datasets], rows this block was made from.
         rows_skipped: int64[n_datasets], rows that were null, empty or only white space.
         loss: bool[n_tokens], True where the token is trained on as a label; None where all are.
-        positions: int32[n_tokens], given positions, from 0; None where they count from the start of the document, or of
-            the part of it that a record holds.
-        begin: int64[n_docs], tokens of the same row in documents before this one; None where no row made several.
+        positions: int32[n_tokens], position ids from the data; None where they count from the start of the document, or
+            of the part of it that a record holds.
+        begin: int64[n_docs], tokens of the same row in earlier documents; None where every row is one document.
         rows_dropped: int64[n_datasets], rows that operators left out on purpose; None where none could.
         rows_failed: int64[n_datasets], rows left out because they could not be used; None where none could.
         faults: by chunk, the rows that could not be used, in order.
@@ -163,8 +162,8 @@ class RecordBlock:
         span_dataset: int32[n_spans].
         span_row: int64[n_spans], the document's row within its dataset.
         span_token: int64[n_spans], the first token of the document that the span holds.
-        loss: bool[n, record_length], True where the token is trained on as a label; None where all are. What it holds
-            for padding means nothing.
+        loss: bool[n, record_length], True where the token is trained on as a label; None where all are. Undefined at
+            padding.
         positions: int32[n, record_length], the position of each token; None where they are `counted_positions`.
     """
 
@@ -200,10 +199,10 @@ class RecordBlock:
         )
 
     def counted_positions(self) -> np.ndarray:
-        """How far each token is from the start of its span, or of the padding: int32[n, record_length]."""
+        """Distance of each token from the start of its span, or of the padding: int32[n, record_length]."""
         n, length = self.tokens.shape
         base = np.repeat(np.arange(n, dtype=np.int64) * length, np.diff(self.span_offsets))
-        # Padding, where there is any, is counted like a document.
+        # Padding counts like a document.
         short = np.flatnonzero(self.lengths < length)
         flat = np.sort(np.concatenate([base + self.span_start, short * length + self.lengths[short]]))
         counts = np.diff(flat, append=n * length)
@@ -252,7 +251,7 @@ class RecordBlock:
 
     @staticmethod
     def arrange(blocks: Sequence[RecordBlock], order: np.ndarray) -> RecordBlock:
-        """The records of all `blocks`, numbered through, in the order of the permutation `order` int64[n].
+        """The records of all `blocks`, numbered consecutively, in the order of the permutation `order` int64[n].
 
         Tokens, which are nearly all of the bytes, are copied once: from their block to their place.
         """
@@ -275,21 +274,21 @@ _PER_SPAN = {"span_start": np.int32, "span_dataset": np.int32, "span_row": np.in
 
 
 def _losses(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
-    """The loss masks of all blocks, or nothing where none has one."""
+    """The loss masks of all blocks; empty where no block has one."""
     if all(b.loss is None for b in blocks):
         return []
     return [np.ones(b.tokens.shape, dtype=bool) if b.loss is None else b.loss for b in blocks]
 
 
 def _positions(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
-    """The positions of all blocks, or nothing where none has any."""
+    """The positions of all blocks; empty where no block has any."""
     if all(b.positions is None for b in blocks):
         return []
     return [b.counted_positions() if b.positions is None else b.positions for b in blocks]
 
 
 def _scattered(parts: Sequence[np.ndarray], place: np.ndarray) -> np.ndarray:
-    """The rows of all parts, numbered through, row i at `place[i]`."""
+    """The rows of all parts, numbered consecutively, row i at `place[i]`."""
     out = np.empty((len(place), parts[0].shape[1]), dtype=parts[0].dtype)
     start = 0
     for part in parts:

@@ -1,6 +1,6 @@
-"""Text templates over columns, "{title}\\n\\n{meta.text}": how they are read, and filled in by Arrow.
+"""Text templates over columns, "{title}\\n\\n{meta.text}": parsing, and filling in by Arrow.
 
-Doubled braces stand for themselves, and a null is no text; where all columns named are null, so is the result.
+`{{` and `}}` are literal braces. A null value is empty text; where all named columns are null, so is the result.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from zephon.errors import RecipeError
 __all__ = ["Template", "fill_in", "template_of"]
 
 Template = tuple[tuple[str, str | None], ...]
-"""(text, column after it or None) for each piece."""
+"""(text, name of the column that follows or None) for each piece."""
 
 
 @lru_cache(maxsize=256)
 def template_of(name: str) -> Template | None:
-    """The pieces of a template; None for a name that is no template.
+    """The pieces of a template; None for a plain column name.
 
     Raises:
-        RecipeError: braces that do not pair up, or a field that is more than a column's name.
+        RecipeError: unbalanced braces, or a field that is more than a column's name.
     """
     if "{" not in name:
         return None
@@ -35,7 +35,7 @@ def template_of(name: str) -> Template | None:
         pieces = list(string.Formatter().parse(name))
     except ValueError as error:
         raise RecipeError(
-            f"the text template {name!r} cannot be read ({error}); write {{column}} for a column, {{{{ for a brace"
+            f"the text template {name!r} is invalid ({error}); write {{column}} for a column and {{{{ for a brace"
         ) from None
     if any(field is not None and (not field.strip() or spec or conversion) for _, field, spec, conversion in pieces):
         raise RecipeError(

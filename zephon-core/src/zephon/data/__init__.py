@@ -12,6 +12,6 @@ A *row id* is a dataset-wide number: shards in name order, rows in file order, f
 
 Everything that goes wrong with data is a `zephon.errors.DataError` that names the file and, where it applies, the row.
 
-    dataset ──> catalog ──> formats ──> storage (files, listings) ──> store (clients, hub)
+    dataset ──> catalog ──> formats ──> storage (files, listings, patterns) ──> store (clients, hub)
        └──────> reader ──────┘   └──> fetch (ranges ahead) ──> node_cache
 """

@@ -154,7 +154,7 @@ def scan_shards(
     is_text: bool = True,
     *,
     threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int, int, int], None] | None = None,
     lost: list[LostShard] | None = None,
 ) -> tuple[pa.Table, dict[str, str | None]]:
     """What is in each file of `listing`, scanned or remembered from an earlier run, and the columns there are.
@@ -166,7 +166,7 @@ def scan_shards(
 
     The table has one row per file in name order, in the columns of `INDEX_SCHEMA`. Files whose name, size and
     modification time are those of the sidecar index are not opened. `threads` scan at a time (by default as many as a
-    local disk can use); `progress` is told of files that are done, and their bytes, as they are.
+    local disk can use); `progress` is called with files done, files, bytes of files done, bytes.
 
     Raises:
         DataError: from the first file, in name order, that cannot be read; no rows at all.
@@ -216,18 +216,20 @@ def scan_shards(
 
     if stale:
         _log.info("scanning %d of %d files of '%s'", len(stale), len(fresh), path)
-        if progress is not None and len(stale) < len(fresh):
-            progress(int(fresh.sum()), int(listing.sizes[fresh].sum()))
     threads = threads or (_SCAN_THREADS if listing.sources is None else _STORE_SCAN_THREADS)
+    files, size, total = int(fresh.sum()), int(listing.sizes[fresh].sum()), int(listing.sizes.sum())
     due = began + _SAVE_SECONDS
+    if progress is not None and files:
+        progress(files, len(fresh), size, total)
     with ThreadPoolExecutor(threads, thread_name_prefix="zephon-scan") as pool:
         try:
             for first in range(0, len(stale), _SCANS_IN_FLIGHT):
                 batch = stale[first : first + _SCANS_IN_FLIGHT]
                 for i, scanned in zip(batch, pool.map(scan, batch), strict=True):
                     done.append(scanned)
+                    files, size = files + 1, size + int(listing.sizes[i])
                     if progress is not None:
-                        progress(1, int(listing.sizes[i]))
+                        progress(files, len(fresh), size, total)
                     now = time.perf_counter()
                     if now > due:
                         save()

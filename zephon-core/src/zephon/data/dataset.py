@@ -254,18 +254,9 @@ class Dataset:
         """Format, files, what is in each, columns with types (see `scan_shards`), and the path for messages."""
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
-            files = size = 0
-            total = int(listing.sizes.sum())
-
-            def add(more_files: int, more_bytes: int) -> None:
-                nonlocal files, size
-                files, size = files + more_files, size + more_bytes
-                if progress is not None:
-                    progress(files, len(listing.names), size, total)
-
             known_as = str(self.path) if is_remote(str(self.path)) else path
             shards, kinds = scan_shards(
-                listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=add, lost=lost
+                listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=progress, lost=lost
             )
         _require(size_column, kinds, path)
         return fmt, listing, Catalog.from_shards(self.name, fmt, shards, listing.pin), kinds, path

@@ -1,7 +1,7 @@
 """The engine of one data-parallel group: the records of its lanes, interleaved round by round.
 
 `Engine.rounds()` is a plain generator. `Ahead` runs it in a thread of its own, so that the training thread finds
-records ready; what is ahead is bounded, and dropping the iterator ends the thread.
+records ready; look-ahead is bounded, and dropping the iterator ends the thread.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ __all__ = ["Ahead", "Engine", "EngineSetup"]
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What an engine is started with.
+    """Settings of an engine.
 
     Attributes:
         plan: the compiled pipeline.
         runner: name of the runner.
         workers: number of workers by kind of work.
-        starts: where each owned lane begins, and how many records after that to leave out.
-        block_records: records to give out at a time, about.
+        starts: by owned lane, its start and the number of records to leave out after it.
+        block_records: approximate number of records per block.
         on_window: called with lane and start of every window that a lane reaches, from the thread that runs `rounds`.
-        on_fault: called, from there too, with lane, chunk and fault for every row left out as unusable.
+        on_fault: called, from the same thread, with lane, chunk and fault for every row left out as unusable.
     """
 
     plan: Plan
@@ -57,7 +57,7 @@ class Engine:
     Args:
         setup: what to run.
         runner: where work runs; closed with the engine.
-        pool: worker processes that the plan's work goes to; closed with the engine.
+        pool: worker processes of the plan; closed with the engine.
     """
 
     def __init__(self, setup: EngineSetup, runner: Runner, pool: WorkerPool | None = None) -> None:
@@ -77,12 +77,12 @@ class Engine:
     def rounds(self) -> Iterator[RecordBlock]:
         """Blocks of whole rounds, one record per owned lane and round, in lane order.
 
-        Where a lane has ended and another has not, the place of its record is taken by one without real tokens.
+        A lane that has ended before others contributes filler records, which have no real tokens.
         """
         plan = self._plan
         lanes = list(self.lanes.values())
         for lane in lanes:
-            # The first round waits for a block of every lane, and not for all that the lanes before it look ahead.
+            # One block per lane first: the first round must not wait for the full look-ahead of the first lanes.
             lane.fill(1)
         while True:
             for lane in lanes:
@@ -110,7 +110,7 @@ class Engine:
         self.close_pool()
 
     def close_pool(self) -> None:
-        """End worker processes; calls under way raise, so that nobody waits for them any longer."""
+        """End worker processes; pending calls raise, so that no thread keeps waiting."""
         if self._pool:
             self._pool.close()
 
@@ -120,18 +120,18 @@ _running: dict[threading.Thread, Callable[[], object]] = {}
 
 @atexit.register
 def _end_all() -> None:
-    # A thread inside native code when the interpreter goes away takes the process down with it.
+    # A thread that is in native code while the interpreter shuts down crashes the process.
     for thread, close in list(_running.items()):
         close()
         thread.join()
 
 
 class Ahead:
-    """An engine's rounds, made in a thread of their own.
+    """The rounds of an engine, run in a background thread.
 
     Args:
         engine: the engine to run; closed when the thread ends.
-        blocks: how many blocks may be ready.
+        blocks: finished blocks that may wait for the consumer, at most.
     """
 
     def __init__(self, engine: Engine, blocks: int) -> None:
@@ -175,7 +175,7 @@ class _Handover:
             _running.pop(threading.current_thread(), None)
 
     def get(self) -> RecordBlock:
-        """The next block, or raise what ended them."""
+        """The next block; after the last one, raises the exception that ended the engine."""
         block = self._ready.get()
         if isinstance(block, BaseException):
             self._ready.put(block)
@@ -184,7 +184,7 @@ class _Handover:
         return block
 
     def close(self) -> None:
-        """The consumer has gone, and with it the need for what is under way."""
+        """Called when the consumer is gone: stop the engine and drop finished blocks."""
         self._closed = True
         self._room.release()
         self._engine.close_pool()

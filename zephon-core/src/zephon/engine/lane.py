@@ -1,12 +1,12 @@
-"""A lane at work: rows of its chunks in, records out, in order, with bounded look-ahead.
+"""The stream of one lane: rows of its chunks in, records out, in order, with bounded look-ahead.
 
     curriculum -> [fetch, tokenize]  -> packer -> orderer -> ready
                    workers, ahead       one thread (whoever calls `advance`)
 
 With a stateful transform there is one queue more: [fetch] -> its accumulator -> [tokenize] -> packer.
 
-Work under way stands in queues in the order of the lane. What workers finish early waits there; accumulators only
-ever take the head. The end of a window travels through the queues as a mark between blocks.
+Queues hold pending work in the order of the lane. Results that are finished early wait there; accumulators take
+only the head. The end of a window travels through the queues as a mark between blocks.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from zephon.ops.documents import Emitted
 
 __all__ = ["LaneStream"]
 
-# A block costs about a millisecond besides what its text costs, so blocks are as large as the look-ahead allows; a lane
-# starts with small ones, so that its first record does not wait for a large one.
+# Each block has an overhead of about a millisecond, so blocks are as large as the look-ahead allows; a lane starts with
+# small ones, so that its first record does not wait for a large one.
 _MAX_BLOCK_BYTES = 2 << 20
 _FIRST_BLOCK_BYTES = 128 << 10
 _BLOCKS_AHEAD = 2
-_SMALL_JOB_BYTES = 1 << 20  # not worth handing over
+_SMALL_JOB_BYTES = 1 << 20  # runs in the calling thread
 
 
 class _Mark(Enum):
@@ -51,7 +51,7 @@ class _Mark(Enum):
 
 
 _Piece = tuple[np.ndarray, np.ndarray, int, int]
-"""Datasets int32[n] and rows int64[n] of a piece of a chunk, the chunk, the place of the first row in it."""
+"""A piece of a chunk: datasets int32[n], rows int64[n], index of the chunk, position of the first row in the chunk."""
 _Queue = deque[Pending | _Mark]
 
 _inline = InlineRunner()
@@ -63,11 +63,11 @@ class LaneStream:
     Args:
         plan: the compiled pipeline.
         lane: which lane.
-        start: where it begins.
+        start: where the lane is entered.
         skip: records after `start` that have been used already.
         runner: runs the work.
         totals: where to count.
-        lookahead_bytes: text that this lane may have under way or ready.
+        lookahead_bytes: bytes of text that this lane may have in progress or ready.
         on_window: called with the lane and the start of every window that the lane reaches.
         on_fault: called with lane, chunk and fault for every row left out as unusable.
     """
@@ -85,13 +85,13 @@ class LaneStream:
         on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> None:
         self.starts: deque[LaneStart] = deque([start])
-        """Where the lane could be started, ascending; whoever takes checkpoints drops what is no longer needed."""
+        """Places where the lane can be entered, ascending; the stream that takes checkpoints drops obsolete ones."""
         self.ready = 0
         """Records that can be taken now."""
         self.ended = False
-        """No records will come besides those ready."""
+        """Whether no records will follow those that are ready."""
         self.reported_records = skip
-        """Records after the start that an earlier stream has made, and logged the rows left out before their end."""
+        """Records after the start that an earlier stream produced; it has logged the faults of their rows."""
         self._plan, self._lane, self._start, self._runner, self._totals = plan, lane, start, runner, totals
         self._on_window = on_window
         self._skip = skip
@@ -104,9 +104,9 @@ class LaneStream:
         if plan.readahead_bytes and runner.looks_ahead:
             self._pieces = self._announced(self._pieces, plan.readahead_bytes // plan.topology.width)
         self._exhausted = False
-        self._bytes_under_way = 0.0  # of text handed out and not yet packed, by the catalogs' estimate
+        self._bytes_under_way = 0.0  # of text submitted and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
-        self._before_start: deque[bool] = deque()  # whether what was handed out lies before the place of the start
+        self._before_start: deque[bool] = deque()  # whether a submitted piece lies before the start position
         # The stateful transform.
         self._stage = plan.stateful
         self._stage_window = plan.window_at(start.chunk)
@@ -115,7 +115,7 @@ class LaneStream:
         self._packer = plan.packer(lane, start, totals.packing)
         self._packer_window = start.window
         self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
-        self._rows_without_tokens = 0  # in a row
+        self._rows_without_tokens = 0  # consecutive
         self._packed_bytes = 0  # of records on their way from the packer to the orderer
         # Records into their final order.
         self._orderer = plan.orderer(lane, start)
@@ -135,8 +135,8 @@ class LaneStream:
         ]
 
     def fill(self, max_pieces: float = math.inf) -> None:
-        """Hand out work up to the look-ahead; at least one block where nothing is under way and no record is ready."""
-        # A lane whose records wait gets no more work: else a slow consumer would find ever more of them.
+        """Submit work up to the look-ahead; at least one block where none is pending and no record is ready."""
+        # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
         while (
             max_pieces > 0
@@ -150,15 +150,15 @@ class LaneStream:
             max_pieces -= 1
 
     def advance(self) -> None:
-        """Move work on until records are ready or the lane has ended."""
+        """Process finished work until records are ready or the lane has ended."""
         self._move_finished()
         while not self.ready and not self.ended:
-            # The work nearest to the exit is the oldest; everything behind it goes on meanwhile.
+            # The work in the last queues is the oldest; workers go on with the rest meanwhile.
             for queue, step in self._steps:
                 if queue:
                     step(queue.popleft())
                     break
-            if queue is self._documents or queue is self._rows:  # there is room again, or nothing under way
+            if queue is self._documents or queue is self._rows:  # a piece was taken, so another can be submitted
                 self.fill()
             self._move_finished()
 
@@ -177,13 +177,13 @@ class LaneStream:
         return RecordBlock.concat(parts)
 
     def _move_finished(self) -> None:
-        # What runs when its result is asked for is left alone until it is needed.
+        # Without look-ahead, calls run when their result is requested, so they are left until needed.
         for queue, step in self._steps if self._runner.looks_ahead else self._steps[:2]:
             while queue and _is_finished(queue[0]):
                 step(queue.popleft())
 
     def _hand_out(self) -> None:
-        """Start the next piece of work, or note that there is none."""
+        """Submit the next piece of work, or queue the next mark."""
         piece = next(self._pieces)
         queue = self._rows if self._stage else self._documents
         if isinstance(piece, _Mark):
@@ -191,7 +191,7 @@ class LaneStream:
             self._exhausted = piece is _Mark.LANE_END
             return
         plan, submit, start = self._plan, self._runner.submit, self._start
-        # A block counts for more than its text where that is tiny, else small chunks would mean endless blocks.
+        # A minimum per block bounds the number of pending blocks where chunks are tiny.
         estimate = max(float(plan.row_bytes[piece[0]].sum()), self._max_block_bytes / 8)
         work = self._stage.prepare if self._stage else plan.tokenize
         if plan.fetch_apart:
@@ -204,7 +204,7 @@ class LaneStream:
         self._bytes_under_way += estimate
 
     def _push(self, item: Pending | _Mark) -> None:
-        """The next rows, or a mark, into the stateful transform; what it gives goes on to the workers."""
+        """The next rows, or a mark, into the stateful transform; its output goes to the workers."""
         stage, window, plan = self._stage, self._window, self._plan
         assert stage and window
         chunk = plan.window_first(self._stage_window)
@@ -216,7 +216,7 @@ class LaneStream:
                 self._window = stage.begin(self._lane, self._stage_window)
         else:
             emitted = stage.push(window, item.result(), chunk)
-        # Of the window that the lane is entered in, rows up to its place have been packed before.
+        # In the window where the lane is entered, rows before the start position have been packed already.
         self._before_start.append(chunk == self._start.chunk and 0 < window.emitted <= self._start.position)
         self._documents.append(self._runner.submit("tokenize", _tokenize_emitted, plan, emitted))
         if isinstance(item, _Mark) and item is not _Mark.REPLAY_END:
@@ -247,7 +247,7 @@ class LaneStream:
         self._window_tokens += self._totals.add(block)
         kept, dropped = counts.documents - counts.dropped, counts.dropped
         jobs = self._packer.push(block)
-        # Rows before the end of a record that was used have been logged when it was made.
+        # Faults of rows in records that were used have been logged when those records were packed.
         logged = before_start or self._packer.records < self.reported_records
         for chunk, faults in block.faults:
             rows = self._plan.curriculum.chunk(self._lane, chunk)
@@ -259,16 +259,17 @@ class LaneStream:
             raise DataError(self._no_tokens_message(oversized=counts.dropped > dropped))
 
     def _no_tokens_message(self, *, oversized: bool) -> str:
-        rows, names = f"{self._rows_without_tokens:,} rows in a row", ", ".join(self._plan.dataset_names)
+        names = ", ".join(self._plan.dataset_names)
+        rows = f"no row of {names} has tokens to pack: all {self._rows_without_tokens:,} rows"
         if oversized:
             return (
-                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens, which is "
-                f"every row of {names}; take a longer sequence length, or split long documents before or in packing."
+                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens; use a longer "
+                "sequence length, or split long documents before or in packing."
             )
         left_out = (self._totals.dropped + self._totals.failed).any()
         return (
-            f"{rows} were null, empty or only white space{', or left out by the operators' * bool(left_out)}, which is "
-            f"every row of {names}; {self._plan.remedy}."
+            f"{rows} were null, empty or only white space{', or left out by the operators' * bool(left_out)}; "
+            f"{self._plan.remedy}."
         )
 
     def _start_jobs(self, jobs: list[Job]) -> None:
@@ -280,7 +281,7 @@ class LaneStream:
         return (self._runner if job.nbytes > _SMALL_JOB_BYTES else _inline).submit("pack", job.run)
 
     def _report_window(self) -> None:
-        """Report where the window begins that the packer has reached."""
+        """Report the start of the window that the packer has reached."""
         if self._on_window:
             window = self._packer_window
             carry = self._packer.carry() or Pointer(self._plan.window_first(window), 0, 0)
@@ -320,11 +321,11 @@ class LaneStream:
             self.ready += len(block) - used
 
     def _announced(self, pieces: Iterator[_Piece | _Mark], bytes_ahead: int) -> Iterator[_Piece | _Mark]:
-        """`pieces`, each announced to stores as many bytes of text before it is handed out."""
+        """`pieces`, each announced to stores when `bytes_ahead` bytes of text or less precede it."""
         ahead: deque[tuple[_Piece | _Mark, float]] = deque()
         waiting = 0.0
         while True:
-            # Two in for one out, until all of that is announced: the first piece must not wait for the rest.
+            # Two announced for one yielded, up to `bytes_ahead`: the first piece must not wait for the rest.
             for piece in itertools.islice(pieces, 2 if waiting <= bytes_ahead else 0):
                 size = 0.0
                 if not isinstance(piece, _Mark):
@@ -342,8 +343,8 @@ class LaneStream:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
         plan, start = self._plan, self._start
         index, position = start.chunk, start.position
-        window = plan.window_at(index)  # of the rows that are read; before the first record's there may be others
-        # A stateful transform, and the account of faults, begin where their window or chunk does.
+        window = plan.window_at(index)  # of the first row to read; it may precede `start.window`
+        # A stateful transform restarts at the start of its window, the fault budget at the start of its chunk.
         if plan.stateful:
             index, position = plan.window_first(window), 0
         elif plan.faults.skips:
@@ -383,7 +384,7 @@ def _work_on_fetched(work: Callable[[RowBlock], Any], rows: Pending) -> Any:
 
 
 def _tokenize_emitted(plan: Plan, emitted: Emitted) -> TokenBlock:
-    """The documents of rows that a stateful transform gave, with the account of those that went into it."""
+    """The documents of rows that a stateful transform emitted, with the counts of its input rows."""
     block = plan.tokenize(emitted.rows)
     block.rows_read, block.rows_dropped = emitted.rows_read, emitted.rows_dropped
     block.rows_skipped = np.zeros_like(emitted.rows_read)

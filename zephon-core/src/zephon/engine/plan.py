@@ -1,4 +1,4 @@
-"""The compiled pipeline: everything the engine needs to run a lane, and nothing that depends on who runs it."""
+"""The compiled pipeline: everything the engine needs to run a lane, independent of the process that runs it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from zephon.ops.turns import TokenPlan, Turns
 __all__ = ["Fetcher", "Plan"]
 
 _LEAST_STRETCH = 64
-# Rows that operators are tried on: at first, of the start where more are needed, and from all over the dataset.
+# Rows that operators are tried on: the first 64, then the first 1,024, then some of groups all over the dataset.
 _SAMPLE_ROWS = (64, 1024)
 _SAMPLE_GROUPS, _SAMPLE_ROWS_OF_GROUP = 8, 512
 _SAMPLE_BYTES = 32 << 20
@@ -70,7 +70,7 @@ class Fetcher:
         return RowBlock(parts=parts, dataset=dataset, row=row, chunk=chunk, position=position, lost=lost)
 
     def announce(self, dataset: np.ndarray, row: np.ndarray) -> None:
-        """Have fetched what lies in stores of the rows that will be asked for soon; never waits."""
+        """Prefetch rows of remote datasets that will be read soon; never waits."""
         for d in np.unique(dataset).tolist():
             if self._datasets[d].remote:
                 self._datasets[d].announce(row[dataset == d])
@@ -78,8 +78,8 @@ class Fetcher:
     def samples(self, dataset: int) -> Iterator[Sample]:
         """Rows of a dataset to try operators on: the first 64, more of the start, and some from all over it.
 
-        Rows that are damaged are left out; where all of the first are, they are those of the first group that has sound
-        ones. Each step reads at most 32 MiB more than one group.
+        Damaged rows are left out. If the first 64 are all damaged, the first sample is of the first group with sound
+        rows. Each step reads at most 32 MiB more than one group.
         """
         opened = self._datasets[dataset]
         catalog = opened.catalog
@@ -113,7 +113,7 @@ class Fetcher:
         return Sample(rows[kept], self.named(dataset, table))
 
     def named(self, dataset: int, table: pa.Table) -> pa.Table:
-        """A table of a dataset as read, with its columns under the names that the operators know."""
+        """The table with its columns renamed from the names in the files to those that the operators use."""
         named = {name: table.column(source) for name, source in self._columns[dataset].items()}
         if FAULT in table.column_names:
             named[FAULT] = table.column(FAULT)
@@ -124,12 +124,12 @@ class Fetcher:
 
     @staticmethod
     def _without_lost(parts: Sequence[RowPart]) -> tuple[list[RowPart], tuple[tuple[int, Lost], ...]]:
-        """The sound rows, and (place, why) of the others."""
+        """The sound rows, and (place, reason) of the others."""
         sound, lost = [], []
         for part in parts:
             table, kept, damaged = split_damaged(part.table)
             lost += [(int(part.places[row]), why) for row, why in damaged]
-            # A part that is lost as a whole has no types that operators could work with either.
+            # A part without a sound row has no column types for the operators.
             if len(kept):
                 sound.append(RowPart(part.dataset, table, part.places[kept]))
         return sound, tuple(sorted(lost, key=lambda item: item[0]))
@@ -144,24 +144,23 @@ class Plan:
         curriculum: which rows, in which order.
         window_chunks: chunks per window.
         fetch, tokenize: stateless workers.
-        fetch_apart: read in threads of its own, ahead of tokenizing; else whoever tokenizes rows reads them first.
+        fetch_apart: whether separate threads read ahead of tokenizing; else the tokenizing thread reads its rows.
         pack, shuffle: operators with an accumulator per lane.
-        pad_token: what padding and filler records hold.
+        pad_token: token of padding and filler records.
         finite: whether the lanes end.
         pad_last: whether the last record of a lane is padded rather than left out.
         dataset_names: by index.
-        row_bytes: float64[n_datasets], bytes per row of all columns that are read; sizes blocks of work, decides no
-            data.
-        readahead_bytes: text, over all lanes of this process, for which stores are asked ahead of the look-ahead; 0
-            where all data is local.
-        lookahead_bytes: text that may be under way or ready, over all lanes of this process.
-        barren_limit: rows without any token to pack after which a lane that repeats can be sure that there are none.
-        mixture: holds the mixture locally, or None.
+        row_bytes: float64[n_datasets], bytes per row of all columns read; affects the size of blocks, not the data.
+        readahead_bytes: text to prefetch from stores beyond the look-ahead, over all lanes of this process; 0 where all
+            data is local.
+        lookahead_bytes: text in progress or ready, at most, over all lanes of this process.
+        barren_limit: consecutive rows without a token after which a lane that repeats has seen every row.
+        mixture: settings of ensure_mixture, or None.
         tokens_per_row: for each dataset, in units of 2**-16.
-        kinds: int64[n_datasets], the kind of each dataset; where records are homogeneous each is of one kind.
+        kinds: int64[n_datasets], the kind of each dataset; a homogeneous record holds one kind only.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
-        remedy: what to do where no row has any token, for a message.
+        remedy: advice for the error that no row has tokens.
     """
 
     topology: Topology
@@ -239,7 +238,7 @@ class Plan:
 
     @property
     def stretch(self) -> int:
-        """Records after which a lane that packs into bins is to be drained.
+        """Records after which a lane that packs into bins should be drained.
 
         Long enough for the padding of a drain, about a third of a record for each kind of dataset, and the shuffle
         buffer that it cuts short not to matter; short enough for a lane to be entered quickly.
@@ -253,7 +252,7 @@ class Plan:
         return max(1, self.shuffle.buffer_size // self.topology.lanes) if self.shuffle else 1
 
     def orderer(self, lane: int, start: LaneStart) -> Orderer:
-        """What puts the records of `lane` into their final order."""
+        """The operator that puts the records of `lane` into their final order."""
         lanes = self.topology.lanes
         if self.shuffle is None or self._buffer_size == 1:
             return Passer(size=max(1, UNSHUFFLED_BUFFER // lanes), buffer=start.buffer)

@@ -17,10 +17,10 @@ __all__ = ["InlineRunner", "Pending", "Runner", "ThreadsRunner"]
 
 
 class Pending(Protocol):
-    """A result to come."""
+    """A result that may not be available yet."""
 
     def done(self) -> bool:
-        """Whether `result` would not wait for another thread."""
+        """Whether `result` returns without waiting for another thread."""
 
     def result(self) -> Any:
         """The result, or the exception of the function."""
@@ -30,13 +30,13 @@ class Runner(Protocol):
     """Runs functions; kinds of work ("fetch", "tokenize", "pack") may have workers of their own."""
 
     looks_ahead: bool
-    """Whether submitted work goes on while nobody waits for it."""
+    """Whether submitted calls run before their result is requested."""
 
     def submit(self, kind: str, function: Callable[..., Any], *args: Any) -> Pending:
         """Run `function(*args)`. Calls of one kind start in the order in which they were submitted."""
 
     def close(self) -> None:
-        """Drop what has not started and let workers end; does not wait."""
+        """Cancel calls that have not started and end the workers; does not wait."""
 
 
 class _Deferred:
@@ -53,7 +53,7 @@ class _Deferred:
 
 
 class InlineRunner:
-    """Runs a call when its result is asked for: for debugging, profiling and as the reference for others."""
+    """Runs a call when its result is requested: for debugging, profiling and as the reference for others."""
 
     looks_ahead = False
 
@@ -98,12 +98,12 @@ class ThreadsRunner:
         """Queue the call for the threads of `kind`."""
         future: Future[Any] = Future()
         self._queues[kind].put((future, function, args))
-        if self._closed.is_set():  # perhaps too late for any thread to see it
+        if self._closed.is_set():  # the threads may have ended already
             future.cancel()
         return future
 
     def close(self) -> None:
-        """Cancel what waits; threads end after what they are at."""
+        """Cancel queued calls; threads end after their current call."""
         self._closed.set()
         for calls in self._queues.values():
             for _ in self.threads:
@@ -133,7 +133,7 @@ _running: weakref.WeakSet[ThreadsRunner] = weakref.WeakSet()
 
 @atexit.register
 def _end_all() -> None:
-    # A thread inside native code when the interpreter goes away takes the process down with it.
+    # A thread that is in native code while the interpreter shuts down crashes the process.
     for runner in list(_running):
         runner.close()
         for thread in runner.threads:

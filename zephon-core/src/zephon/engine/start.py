@@ -1,8 +1,8 @@
-"""From a plan to an engine that runs: which work goes to worker processes, and how.
+"""Starts an engine for a plan, and decides which work goes to worker processes.
 
-With the runner "process" everything between reading and packing runs in workers, a block of rows at a time: rows go
-there as they were read, tokens come back. Where single operators are for processes (or for none, beside that runner),
-only these and their neighbours go, and come back as rows.
+With the runner "process" everything between reading and packing runs in workers, a block of rows at a time: workers get
+rows as read and return tokens. Where operators have a runner of their own, only those with "process" run in workers,
+adjacent ones in one call, and return rows.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import SEATS, WorkerPool
 from zephon.engine.runners import InlineRunner, Runner, ThreadsRunner
-from zephon.ops.documents import Documents, DocumentWorker, Encoder
+from zephon.ops.documents import DocumentWorker
+from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowOperator, Rows, apply_all
 
 __all__ = ["start_engine"]
 
 
 def start_engine(setup: EngineSetup) -> Engine:
-    """A fresh engine.
+    """Start an engine.
 
     Raises:
         PipelineError: work cannot be sent to processes, or a stateful transform cannot begin.
@@ -35,7 +36,7 @@ def start_engine(setup: EngineSetup) -> Engine:
     pool = WorkerPool(1 if inline else workers["tokenize"])
     setup = replace(setup, plan=_with_processes(setup.plan, pool, everything=setup.runner == "process"))
     if pool.functions:
-        # A thread for each call that may be under way: it reads rows, then waits for a worker.
+        # One thread for each call in progress: it reads rows, then waits for a worker.
         workers["tokenize"] *= SEATS
     pool.start()
     runner: Runner = InlineRunner() if inline else ThreadsRunner(**workers)
@@ -48,7 +49,7 @@ def start_engine(setup: EngineSetup) -> Engine:
 
 
 def _with_processes(plan: Plan, pool: WorkerPool, *, everything: bool) -> Plan:
-    """The plan with work that goes to `pool`."""
+    """The plan, with its process operators replaced by calls to `pool`."""
     default = "process" if everything else "threads"
     stateful, tokenize = plan.stateful, plan.tokenize
     if stateful:
@@ -60,14 +61,14 @@ def _with_processes(plan: Plan, pool: WorkerPool, *, everything: bool) -> Plan:
 
 
 def _split(worker: DocumentWorker, pool: WorkerPool, default: str, *, encodes: bool = True) -> DocumentWorker:
-    """The worker with the operators that are for processes in `pool`, neighbours together."""
+    """The worker, with its process operators replaced by calls to `pool`, adjacent ones by one call."""
     chains: list[list[RowOperator]] = []
     for chain in worker.chains:
         chains.append([])
-        for goes, group in groupby(chain, lambda operator: (operator.runner or default) == "process"):
+        for is_remote, group in groupby(chain, lambda operator: (operator.runner or default) == "process"):
             operators = list(group)
-            chains[-1] += [_RemoteRows(pool, operators)] if goes else operators
-    # Those that encode text and given tokens leave the interpreter lock alone, and have no runner.
+            chains[-1] += [_RemoteRows(pool, operators)] if is_remote else operators
+    # Encoders of text and of token ids release the interpreter lock, and have no runner.
     remote = {
         id(encoder): _RemoteEncoder(pool, encoder)
         for encoder in worker.encoders
@@ -77,13 +78,13 @@ def _split(worker: DocumentWorker, pool: WorkerPool, default: str, *, encodes: b
 
 
 def _apply(operators: Sequence[RowOperator], rows: Rows) -> Rows:
-    """In a worker."""
+    """Runs in a worker."""
     apply_all(operators, rows)
     return rows
 
 
 def _encode(encoder: Encoder, rows: Rows) -> tuple[Documents, Rows]:
-    """In a worker; of the rows only those that failed are wanted."""
+    """Runs in a worker; of the rows only the failed ones are returned."""
     return encoder.encode(rows), Rows(rows.table.slice(0, 0), rows.places[:0], failed=rows.failed)
 
 
@@ -112,11 +113,11 @@ class _RemoteRows(RowOperator):
         rows.failed += result.failed
 
 
-class _RemoteEncoder:
+class _RemoteEncoder(Encoder):
     """An encoder in the workers."""
 
     def __init__(self, pool: WorkerPool, encoder: Encoder) -> None:
-        self.columns, self.joins = encoder.columns, encoder.joins
+        self.joins = encoder.joins
         self._encoder, self._call = encoder, _RemoteCall(pool, partial(_encode, encoder))
 
     def alike(self, rows: Rows) -> Rows:
@@ -139,5 +140,5 @@ class _RemoteTokenize:
         self._pool, self._worker, self._number = pool, worker, pool.add(worker)
 
     def __call__(self, block: RowBlock) -> TokenBlock:
-        tokens: TokenBlock = self._pool.call(self._number, block, about=lambda: self._worker.spoken(block))
+        tokens: TokenBlock = self._pool.call(self._number, block, about=lambda: self._worker.describe_block(block))
         return tokens

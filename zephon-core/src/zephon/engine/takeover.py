@@ -1,4 +1,4 @@
-"""Where a run can be taken over by another one: as soon after the records used as each lane can be entered."""
+"""Where another run can take over: in each lane, at the first place after the used records where it can be entered."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ __all__ = ["cuts_of"]
 
 
 def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[int, tuple[int, int]]:
-    """By lane: a chunk, and how many of its rows all that follows needs nothing of.
+    """By lane: (chunk, rows). Earlier chunks and the first `rows` rows of this one belong to the earlier run.
 
     Args:
-        plan: of the run that is to be taken over.
-        starts: where the owned lanes begin.
+        plan: of the earlier run.
+        starts: where the owned lanes are entered.
         cursor: records of this group that have been used.
+
+    Raises:
+        CheckpointError: a lane gives out the last of its stock.
     """
     totals = Totals(len(plan.dataset_names))
     runner = InlineRunner()
@@ -36,17 +39,17 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         entry = next((each for each in lane.starts if each.records_before >= used), None)
         if entry is None and plan.mixture:
             raise CheckpointError(
-                f"lane {number} of the earlier run gives out what it holds at the end of its data, and with "
-                "ensure_mixture it cannot be taken over while it does; take the run over at an earlier state."
+                f"lane {number} of the earlier run has read all its data and gives out its stock (ensure_mixture), "
+                "where it cannot be taken over. Continue from an earlier state."
             )
         if entry is None:  # the lane ends before it can be entered again
             chunks = plan.curriculum.chunks_of(number)
             assert chunks is not None
             cuts[number] = chunks, 0
-        elif plan.mixture:  # which holds rows from before, but knows up to where it has taken them
+        elif plan.mixture:  # the stock holds earlier rows; `token` is the first row not in it
             cuts[number] = entry.token >> 32, entry.token & 0xFFFFFFFF
         elif entry.window and not entry.buffer:
-            # A window begins: all rows before it have been packed, except for what it is handed over.
+            # A window begins: all earlier rows are packed, except for the tokens carried into it.
             last = plan.window_first(entry.window) - 1
             chunk = plan.curriculum.chunk(number, last)
             assert chunk is not None

@@ -20,9 +20,9 @@ class Totals:
         failed: int64[n_datasets], rows left out because they could not be used.
         tokens: int64[n_datasets], tokens made, special tokens included.
         windows: by lane, int64[n_datasets], the tokens of its last whole window.
-        windows_ended: windows that have ended, over the lanes.
-        left_out: tokens that did not fill a last record.
-        packing: what the packers did.
+        windows_ended: windows that have ended, over all lanes.
+        left_out: tokens at the end of lanes that did not fill a record.
+        packing: counts of the packers.
     """
 
     def __init__(self, n_datasets: int) -> None:
@@ -33,7 +33,7 @@ class Totals:
         self.packing = PackCounts()
 
     def add(self, block: TokenBlock) -> np.ndarray:
-        """Count one block; gives its tokens by dataset, int64[n_datasets]."""
+        """Count one block; returns its tokens by dataset, int64[n_datasets]."""
         self.rows += block.rows_read
         self.skipped += block.rows_skipped
         if block.rows_dropped is not None:
@@ -45,6 +45,6 @@ class Totals:
         return tokens
 
     def end_window(self, lane: int, tokens: np.ndarray) -> None:
-        """A window of `lane` has ended, which had so many tokens of each dataset."""
+        """Record the end of a window of `lane`, with its tokens by dataset."""
         self.windows[lane] = tokens
         self.windows_ended += 1

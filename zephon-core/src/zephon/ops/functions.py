@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -64,31 +64,17 @@ class MapTransform(UserOperator):
                 places += [index] * (len(given) - len(places))
             source = np.array(places, dtype=np.int64)
             rows.take(source)
-        unfit, fail = _failing_once(rows, self.label, np.arange(len(source)), source)
+        unfit: set[int] = set()
+
+        def fail(index: int, reason: str) -> None:
+            unfit.add(int(source[index]))
+            rows.fail(index, self.label, reason)
+
         columns = columns_of(given, dict(self.types), fail, before=rows.table, complete=self.probed)
         for name, column in columns.items():
             rows.set_column(name, column)
         if unfit:
             rows.keep(~np.isin(source, list(unfit)))
-
-
-def _failing_once(
-    rows: Rows, label: str, index_of: np.ndarray, source: np.ndarray
-) -> tuple[set[int], Callable[[int, str], None]]:
-    """(numbers in `source` of failed rows, a function that adds one): a row that became several fails once, whole.
-
-    Args:
-        index_of: int64[m], by row that was made, its index in `rows` for the fault.
-        source: int64[m], the number of the row that it was made of.
-    """
-    unfit: set[int] = set()
-
-    def fail(made: int, reason: str) -> None:
-        if int(source[made]) not in unfit:
-            unfit.add(int(source[made]))
-            rows.fail(int(index_of[made]), label, reason)
-
-    return unfit, fail
 
 
 def _checked_types(types: Any) -> Types:
@@ -249,7 +235,12 @@ class MapBatches(UserOperator):
 
     def _typed(self, rows: Rows, result: pa.Table, source: np.ndarray) -> tuple[pa.Table, np.ndarray]:
         """A table with its columns in the types found before the run, without rows of which anything does not fit."""
-        unfit, fail = _failing_once(rows, self.label, source, source)
+        unfit: set[int] = set()
+
+        def fail(index: int, reason: str) -> None:
+            unfit.add(int(source[index]))
+            rows.fail(int(source[index]), self.label, reason)
+
         for name, kind in self.types:
             at = result.schema.get_field_index(name)
             if at >= 0 and result.schema.field(at).type != kind:

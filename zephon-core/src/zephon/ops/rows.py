@@ -51,7 +51,7 @@ class Rows:
         table: the columns, m rows.
         places: int64[m], ascending: which row of the block each came from; several may come from one.
         skips: leave rows out that cannot be used, rather than raise.
-        failed: (place, operator, reason) of the rows left out.
+        failed: (place, operator, reason) of the rows left out; of one place the first counts.
     """
 
     table: pa.Table

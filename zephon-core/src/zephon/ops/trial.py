@@ -183,7 +183,7 @@ def check_operators(
     notes: dict[str, str] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
         table, numbers = sample.table, sample.rows
-        for operator in worker.operators_of(d):
+        for operator in worker.chains[d]:
             try:
                 rows = _applied(operator, table, faults.skips)
             except RowFailure as failure:
@@ -227,15 +227,15 @@ def _why_not_pickled(operator: RowOperator) -> str | None:
 
 def _refuse_unsent(operator: RowOperator, why: str, sent_for: str | None) -> None:
     """PipelineError for an operator that cannot be sent to the process that it is for."""
-    stays = operator.runner == "threads" and sent_for != "isolate"
-    wanted = sent_for if operator.runner is None or sent_for == "isolate" else 'its runner "process"'
-    if stays or wanted is None:
+    if operator.runner == "threads" and sent_for != "isolate":
         return
-    raise PipelineError(
-        f"{operator.label} cannot be sent to another process, as {wanted} needs ({why}); define it at the top of a "
-        'module (no lambda, no function inside a function), or let it run in this process with runner "threads"'
-        f"{' and without isolate' if sent_for == 'isolate' else ''}."
-    )
+    wanted = sent_for if operator.runner is None or sent_for == "isolate" else 'its runner "process"'
+    if wanted is not None:
+        raise PipelineError(
+            f"{operator.label} cannot be sent to another process, as {wanted} needs ({why}); define it at the top of a "
+            "module (no lambda, no function inside a function), or let it run in this process, with runner "
+            '"threads" and without isolate.'
+        )
 
 
 def _difference(operator: RowOperator, table: pa.Table) -> tuple[tuple[str, str], int] | None:

@@ -1,7 +1,7 @@
 """What the ranks of a training job agree on: errors, data, tokenizer and metrics.
 
-The ranks are those of PyTorch's default process group; without one there is a single rank. Every rank has to call these
-functions, except `check_tokenizer` and `one_pass`.
+The ranks are those of PyTorch's default process group; without one there is a single rank. Except `check_tokenizer` and
+`one_pass`, these functions are collective: every rank must call them.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _T = TypeVar("_T")
 
 
 def one_pass(recipe: DataRecipe, **settings: Any) -> DataRecipe:
-    """The recipe of an evaluation: every document counts once, whatever the recipe says about repeating.
+    """The recipe of an evaluation: every document is used once, even if the recipe repeats.
 
     Args:
-        settings: further keys that hold for all sources.
+        settings: further keys to set for all sources.
     """
     settings |= {"repeat": False, "exhausted_policy": None, "stop_after_passes": None, "max_repeats": None}
     sources = [
@@ -52,34 +52,34 @@ def one_pass(recipe: DataRecipe, **settings: Any) -> DataRecipe:
 def check_tokenizer(
     path: str, *, model_vocab_size: int | None, special: Mapping[str, int | None], remedy: str
 ) -> Tokenizer:
-    """The tokenizer in `path`, once it fits the model and the framework's own tokenizer.
+    """Load the tokenizer in `path` and check it against the model and the framework's own tokenizer.
 
     Args:
-        model_vocab_size: rows of the model's embedding; None where they are not known.
-        special: bos_id and eos_id of the framework's tokenizer, as far as it has them.
-        remedy: what to do about a model that is too small.
+        model_vocab_size: rows of the model's embedding; None if unknown.
+        special: bos_id and eos_id of the framework's tokenizer; None where it has none.
+        remedy: advice for a model vocabulary that is too small.
 
     Raises:
-        TokenizerError: it does not fit.
+        TokenizerError: the vocabulary of the model is too small, or special tokens differ.
     """
     tokenizer = load_tokenizer(path)
     if model_vocab_size is not None and tokenizer.vocab_size > model_vocab_size:
         raise TokenizerError(
-            f"the tokenizer in {path!r} has ids up to {tokenizer.vocab_size - 1}, the model has a vocabulary of "
-            f"{model_vocab_size}; {remedy}"
+            f"the tokenizer in {path!r} has {tokenizer.vocab_size} tokens; expected at most {model_vocab_size}, the "
+            f"vocabulary size of the model. {remedy}"
         )
     for name, expected in special.items():
         actual = getattr(tokenizer, name)
         if expected is not None and actual is not None and expected != actual:
             raise TokenizerError(
-                f"{name} is {expected} for the trainer's tokenizer and {actual} for the one in {path!r}. Name the same "
-                "one for both, or correct its tokenizer_config.json or tokenizer.json."
+                f"{name} is {actual} in the tokenizer of the data ({path!r}); expected {expected}, as in the trainer's "
+                "tokenizer. Use one tokenizer for both, or correct its tokenizer_config.json or tokenizer.json."
             )
     return tokenizer
 
 
 def is_distributed() -> bool:
-    """Whether there are other ranks."""
+    """Whether the job has more than one rank."""
     import torch.distributed as dist
 
     return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
@@ -97,9 +97,9 @@ def gather(value: _T) -> list[_T]:
 
 
 def on_all_ranks(action: Callable[[], _T]) -> _T:
-    """The result of `action` on this rank. Where it fails on any rank, all ranks raise the error of the first such one.
+    """The result of `action` on this rank. If it fails on any rank, all ranks raise; others the error of the first.
 
-    A rank that failed alone would leave the others waiting for it.
+    Otherwise the remaining ranks would wait for the failed one at the next collective call.
     """
     result: Any = None
     failure: Exception | None = None
@@ -117,7 +117,7 @@ def on_all_ranks(action: Callable[[], _T]) -> _T:
 
 
 def on_first_rank(action: Callable[[], _T]) -> _T:
-    """The result of `action` on global rank 0, on every rank; its error likewise."""
+    """Run `action` on global rank 0; every rank returns its result or raises its error."""
     import torch.distributed as dist
 
     if not is_distributed():
@@ -136,17 +136,17 @@ def on_first_rank(action: Callable[[], _T]) -> _T:
 
 
 def _portable(error: Exception | None) -> ZephonError | None:
-    """An error as other ranks can unpickle it."""
+    """The error in a form that other ranks can unpickle."""
     if error is None or isinstance(error, ZephonError):
         return error
     return ZephonError(f"another rank failed: {type(error).__name__}: {error}")
 
 
 def check_same_data(fingerprints: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse to go on where ranks would read different data.
+    """Check that all ranks read the same data.
 
     Args:
-        fingerprints: of this rank's pipelines, in one order on all ranks; empty on a rank without data.
+        fingerprints: of this rank's pipelines, in the same order on all ranks; empty on a rank without data.
 
     Raises:
         PipelineError: which ranks differ from the first, and in what.
@@ -168,12 +168,12 @@ def any_rank(flag: bool, *, device: Any = "cpu", group: Any = None) -> bool:
 
 @dataclass(slots=True)
 class Progress:
-    """What a loader has done since it was built.
+    """Counters of a loader since it was built.
 
     Attributes:
         batches: microbatches handed out.
-        wait: seconds that the trainer waited for them, the making of tensors included.
-        places: places for tokens in them.
+        wait: seconds that the trainer waited for microbatches, making of tensors included.
+        places: token places in these microbatches.
         padding: places without a real token.
         tokens: int64[n_datasets], the real tokens by dataset; 0 before the first batch.
     """
@@ -214,25 +214,25 @@ def job_metrics(
     zephon/cursor
         Records that all ranks have used since the start of the run.
     zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
-        Tokens used since the process started; their share of all; the share wanted.
+        Tokens used since the process started; their share of all tokens; the target share.
     zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
-        Rows that were null, empty or only white space; rows left out because they could not be used. Those read ahead
-        are included.
+        Rows that were null, empty or only white space; rows left out because they could not be used. Both include rows
+        read ahead.
 
     Args:
         now, cursor, mixture: of this rank's loader; `now` is None on a rank without one, which adds nothing.
         since: the progress when metrics were last taken.
         names: of all sources, the same on every rank.
-        share: the part of this rank's counts that is its own: peers of a data-parallel rank count the same records.
+        share: weight of this rank's counts: 1/n where n peers of a data-parallel rank count the same records.
         batches_per_step: microbatches per step, 1 for a wait per microbatch.
         device: of the tensors that are reduced.
     """
     n = len(names)
-    counts, agreed = np.zeros(2 + 3 * n), np.zeros(2 + n)  # summed over ranks; the largest of all ranks
+    counts, maxima = np.zeros(2 + 3 * n), np.zeros(2 + n)  # reduced over ranks by sum and by maximum
     if now is not None:
         parts = [mixture[name] for name in names]
         steps = max(1, round((now.batches - since.batches) / batches_per_step))
-        agreed[:] = [(now.wait - since.wait) / steps, cursor, *(part.target for part in parts)]
+        maxima[:] = [(now.wait - since.wait) / steps, cursor, *(part.target for part in parts)]
         counts[:2] = now.places - since.places, now.padding - since.padding
         counts[2:] = [
             *np.broadcast_to(now.tokens, n),
@@ -240,17 +240,17 @@ def job_metrics(
             *(part.failed for part in parts),
         ]
         counts *= share
-    counts, agreed = _reduced(counts, agreed, device)
+    counts, maxima = _reduced(counts, maxima, device)
     metrics = {
-        "zephon/data_wait(s)": float(agreed[0]),
+        "zephon/data_wait(s)": float(maxima[0]),
         "zephon/padding(%)": float(100 * counts[1] / max(1.0, counts[0])),
-        "zephon/cursor": float(agreed[1]),
+        "zephon/cursor": float(maxima[1]),
     }
     tokens, skipped, failed = counts[2:].round().reshape(3, n).tolist()
     for i, name in enumerate(names):
         metrics[f"zephon/tokens/{name}"] = tokens[i]
         metrics[f"zephon/mixture/{name}"] = tokens[i] / max(1.0, sum(tokens))
-        metrics[f"zephon/mixture_target/{name}"] = float(agreed[2 + i])
+        metrics[f"zephon/mixture_target/{name}"] = float(maxima[2 + i])
         metrics[f"zephon/skipped_rows/{name}"] = skipped[i]
         metrics[f"zephon/failed_rows/{name}"] = failed[i]
     return metrics

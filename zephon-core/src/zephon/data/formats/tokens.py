@@ -117,6 +117,8 @@ class PlainTokens(Format):
             if read_exactly(handle, 0, min(6, file.size), file.size) == _NUMPY_MARK:
                 raise DataError(f"'{file.path}' is an .npy file, which says itself what it holds; use fmt = \"numpy\"")
         dtype = np.dtype(self.name).newbyteorder("<")
+        if file.size % dtype.itemsize:
+            raise ValueError(f"its {file.size} bytes are no whole number of {self.name}")
         return _ArrayShard(file, dtype, b"", (file.size // dtype.itemsize,))
 
 

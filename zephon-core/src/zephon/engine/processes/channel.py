@@ -1,10 +1,10 @@
-"""Objects between two processes: their description through a socket, large arrays through memory that both map.
+"""Objects between two processes: pickled through a socket, large arrays through shared memory.
 
-Shared memory here has no name. It is a memory file (in the folder for temporary files where the system has none such)
-whose descriptor goes to the other process, so the system frees it with the last of the two, however they end, and the
-size of /dev/shm does not matter. Where no such file can grow, arrays go through the socket.
+Shared memory has no name. It is a memory file (on systems without them, an unlinked temporary file) whose descriptor
+goes to the other process, so the system frees it when both have ended, in whatever way, and the size of /dev/shm does
+not matter. If no such file can be allocated, arrays go through the socket.
 
-Memory is used again when nothing in the receiver refers to it: on a virtual machine, fresh pages for 8 MiB cost 6 ms,
+Memory is reused once nothing in the receiver refers to it: on a virtual machine, fresh pages for 8 MiB cost 6 ms,
 as much as tokenizing a sixth of the text behind them.
 
 Both ends belong to one user and one program: objects are pickled, which is safe between them and nowhere else.
@@ -32,8 +32,8 @@ __all__ = ["Channel", "Closed"]
 _INLINE_BYTES = 32 << 10  # a smaller message is faster through the socket
 _INLINE_ARRAY_BYTES = 1 << 10
 _ALIGNMENT = 64
-_LEAST_BLOCK = 1 << 20
-_MAX_VIEWS = 2  # blocks whose arrays the receiver uses where they lie; of further ones it gets copies
+_MIN_BLOCK = 1 << 20
+_MAX_VIEWS = 2  # blocks whose arrays the receiver uses in place; arrays of further ones are copied
 
 
 class Closed(Exception):
@@ -46,21 +46,21 @@ class Channel:
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._blocks: dict[int, np.ndarray] = {}  # memory that this end writes to, by number
-        self._free: list[int] = []  # numbers of those that the receiver does not use
-        self._count = 0  # blocks made so far
+        self._free: list[int] = []  # numbers of those not in use by the receiver
+        self._count = 0  # blocks allocated so far
         self._received: dict[int, np.ndarray] = {}  # memory that the other end writes to
-        self._views: set[int] = set()  # numbers of those that arrays here refer to
-        self._released: deque[int] = deque()  # that are not used any longer; filled by whichever thread drops the last
+        self._views: set[int] = set()  # numbers of received blocks that arrays refer to
+        self._released: deque[int] = deque()  # received blocks no longer in use; any thread may append
 
     def fileno(self) -> int:
-        """For waiting until something can be received."""
+        """The descriptor to wait on for an object to receive."""
         return self._connection.fileno()
 
     def send(self, value: Any) -> None:
         """Send an object.
 
         Raises:
-            Closed: nobody will receive it.
+            Closed: the other end is closed.
         """
         buffers: list[pickle.PickleBuffer] = []
 
@@ -99,8 +99,8 @@ class Channel:
         """The next object; its arrays may be views of shared memory, which the sender leaves alone meanwhile.
 
         Raises:
-            Closed: there will be none.
-            WorkerError: the system has no descriptor left for its memory.
+            Closed: the other end is closed.
+            WorkerError: no file descriptor is left for shared memory.
         """
         try:
             number, is_new, sizes, released, dropped = pickle.loads(self._connection.recv_bytes())
@@ -114,11 +114,11 @@ class Channel:
         except (EOFError, OSError) as error:
             raise Closed from error
         except RuntimeError:
-            raise WorkerError("too many open files for memory shared between processes; raise ulimit -n.") from None
+            raise WorkerError("too many open files for shared memory between processes; raise ulimit -n.") from None
         edges = np.cumsum([0, *map(_aligned, sizes)]).tolist()
         whole = self._received[number][: edges[-1]]
         if len(self._views) < _MAX_VIEWS:
-            # An array object of its own, whose end is that of all views of it.
+            # A new array object, finalized when its last view is gone.
             whole = np.frombuffer(memoryview(whole), dtype=np.uint8)
             self._views.add(number)
             weakref.finalize(whole, self._released.append, number).atexit = False
@@ -142,8 +142,8 @@ class Channel:
         self._connection.send_bytes(pickle.dumps(head))
 
     def _block(self, nbytes: int) -> tuple[int | None, int | None, list[int]]:
-        """(descriptor where it is new, number, numbers given up) of a block of memory; None where there is none."""
-        for number in reversed(self._free):  # the one that was used last is in the processor's cache, perhaps
+        """A block of memory: (descriptor if new, number, numbers of dropped blocks); number is None without memory."""
+        for number in reversed(self._free):  # the last used one may still be in the CPU cache
             if len(self._blocks[number]) >= nbytes:
                 self._free.remove(number)
                 return None, number, []
@@ -151,7 +151,7 @@ class Channel:
         for number in dropped:
             del self._blocks[number]
         try:
-            fd = _memory_file(max(_LEAST_BLOCK, nbytes + nbytes // 4))
+            fd = _memory_file(max(_MIN_BLOCK, nbytes + nbytes // 4))
         except OSError:
             return None, None, dropped
         self._count += 1
@@ -160,7 +160,7 @@ class Channel:
 
 
 def _memory_file(nbytes: int) -> int:
-    """The descriptor of a file without a name, which has its room: writing to a hole without any would be fatal."""
+    """The descriptor of an unnamed file with its space allocated: writing to a hole on a full disk would be fatal."""
     if hasattr(os, "memfd_create"):
         fd = os.memfd_create("zephon")
     else:

@@ -1,4 +1,4 @@
-"""A process of our own: started afresh (not forked), given a task, and gone when this process is.
+"""A child process: a fresh interpreter (no fork) that runs one task and ends with its parent.
 
 `multiprocessing.Process` is not used: it imports the training script into every process (with torch that is seconds and
 hundreds of MB each), refuses to start any from a worker of a PyTorch `DataLoader`, and shares Ctrl-C with its children.
@@ -36,52 +36,52 @@ __all__ = ["Child", "ChildTask", "log_records", "pickle_task", "portable_error",
 _GRACE_SECONDS = 2.0
 _PARENT_CHECK_SECONDS = 1.0
 _START = (
-    "import json, sys; given = json.loads(sys.argv[1]); sys.path[:] = given['path']; "
-    "from zephon.engine.processes.child import main; main(given['sockets'], given['parent'])"
+    "import json, sys; setup = json.loads(sys.argv[1]); sys.path[:] = setup['path']; "
+    "from zephon.engine.processes.child import main; main(setup['sockets'], setup['parent'])"
 )
 
 
 class ChildTask(Protocol):
-    """What a child does; sent to it by pickle."""
+    """The work of a child; sent to it by pickle."""
 
     def run(self, channels: Sequence[Channel]) -> None:
         """Work until a channel raises `Closed`."""
 
 
 def pickle_task(task: ChildTask) -> bytes:
-    """A task as it is sent, once for any number of children.
+    """The task, pickled once for any number of children.
 
     Raises:
-        PipelineError: it cannot be pickled.
+        PipelineError: the task cannot be pickled.
     """
     try:
         return pickle.dumps(task, protocol=5)
     except Exception as error:
         raise PipelineError(
-            f"the pipeline cannot be sent to another process ({reason_of(error)}); use functions and classes that "
-            'are defined at the top of a module, or the runner "threads" without isolate.'
+            f"the pipeline cannot be sent to another process ({reason_of(error)}). Define functions and "
+            'classes at the top level of a module, or use runner="threads" without isolate.'
         ) from error
 
 
 class Child:
-    """A process at work for this one.
+    """A child process.
 
     Args:
         task: the result of `pickle_task`.
         channels: number of connections.
-        name: what messages call it.
+        name: its name in messages.
 
     Raises:
-        PipelineError: this process is itself importing the training script for a task.
-        WorkerError: the system starts no process.
+        PipelineError: this process is a child that is importing the training script.
+        WorkerError: the process cannot be started.
     """
 
     def __init__(self, task: bytes, channels: int, name: str) -> None:
         if _importing_script:
             raise PipelineError(
-                "the training script starts its pipeline when it is imported, and worker processes have to import it "
-                'for the functions that it defines; put what it runs under if __name__ == "__main__":, or the '
-                "functions into a module."
+                "the training script starts its pipeline on import, and worker processes import it for the functions "
+                'that it defines. Put the code that runs under if __name__ == "__main__":, or move the functions to a '
+                "module."
             )
         self._name = name
         self._owner = os.getpid()
@@ -96,10 +96,10 @@ class Child:
                 self.channels.append(Channel(ours))
                 theirs.append(other)
             sockets = [other.fileno() for other in theirs]
-            given = json.dumps({"path": sys.path, "sockets": sockets, "parent": os.getpid()})
+            setup = json.dumps({"path": sys.path, "sockets": sockets, "parent": os.getpid()})
             # A process group of its own: Ctrl-C in a terminal reaches this process alone, which ends the child.
             self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, given], stdin=subprocess.DEVNULL, pass_fds=sockets, process_group=0
+                [sys.executable, "-c", _START, setup], stdin=subprocess.DEVNULL, pass_fds=sockets, process_group=0
             )
         except OSError as error:
             raise WorkerError(f"{name} cannot be started: {error.strerror or error}.") from None
@@ -113,15 +113,15 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the process."""
+        """Process id."""
         return self._process.pid
 
     def wait_until_started(self) -> None:
-        """Wait for its first message. Any number of threads may call this, each before it uses a channel.
+        """Wait for the child's first message. Any number of threads may call this, each before it uses a channel.
 
         Raises:
             Closed: the process is gone.
-            PipelineError: it cannot load its task.
+            PipelineError: the child cannot load its task.
         """
         with self._lock:
             if not self._started:
@@ -130,7 +130,7 @@ class Child:
             raise self._failure
 
     def death(self) -> WorkerError:
-        """The error to raise where the process is gone without having said why."""
+        """The error to raise where the process ended without sending one."""
         try:
             code = self._process.wait(_GRACE_SECONDS)
         except subprocess.TimeoutExpired:
@@ -138,7 +138,7 @@ class Child:
         how = f"ended with exit code {code}"
         if code < 0:
             signal_name = signal.Signals(-code).name if -code in signal.valid_signals() else "an unknown signal"
-            hint = ", which is what a system out of memory does" if signal_name == "SIGKILL" else ""
+            hint = ", as by a system that is out of memory" if signal_name == "SIGKILL" else ""
             how = f"was ended by signal {-code} ({signal_name}{hint})"
         return WorkerError(f"{self._name} (process {self.pid}) {how}.")
 
@@ -162,7 +162,7 @@ class Child:
 
 
 def portable_error(error: BaseException) -> Any:
-    """An error to send: it arrives as the exception, whose cause has the traceback as text."""
+    """An error in a form that can be sent: it arrives as an exception whose cause holds the traceback as text."""
     try:
         copy = pickle.loads(pickle.dumps(error))
         survives = type(copy) is type(error) and str(copy) == str(error)
@@ -197,7 +197,7 @@ _importing_script = False
 
 
 def main(sockets: Sequence[int], parent: int) -> None:
-    """What a child runs."""
+    """The main function of a child."""
     global _importing_script
     threading.Thread(target=_end_with_parent, args=(sockets[0], parent), name="zephon-watch", daemon=True).start()
     for fd in sockets:
@@ -219,9 +219,9 @@ def main(sockets: Sequence[int], parent: int) -> None:
             failure = error
             if not isinstance(error, PipelineError):
                 failure = PipelineError(
-                    f"a worker process cannot import what the pipeline's functions need ({reason_of(error)}); define "
-                    "them at the top of a module that can be imported, or of the script that is run, and not in a "
-                    "notebook or at a prompt."
+                    f"a worker process cannot import what the pipeline's functions need ({reason_of(error)}). Define "
+                    "functions and classes at the top level of an importable module or of the training script, not in "
+                    "a notebook or at a prompt."
                 )
                 failure.__cause__ = error
             channels[0].send(portable_error(failure))
@@ -233,10 +233,10 @@ def main(sockets: Sequence[int], parent: int) -> None:
 
 
 def _end_with_parent(fd: int, parent: int) -> None:
-    """End this process when the parent has closed its channel, or has gone while a fork of it lives on."""
+    """End this process when the parent has closed the channel, or has ended while a fork of it keeps it open."""
     poll = select.poll()
     poll.register(fd, 0)  # which reports a hang-up and nothing else
     while not poll.poll(_PARENT_CHECK_SECONDS * 1000) and os.getppid() == parent:
         pass
-    time.sleep(_GRACE_SECONDS / 4)  # for an orderly end, if there is nothing to do
+    time.sleep(_GRACE_SECONDS / 4)  # an idle process ends in order meanwhile
     os._exit(0)

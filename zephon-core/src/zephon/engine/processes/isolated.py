@@ -1,7 +1,7 @@
-"""An engine in a process of its own, so that the interpreter lock of the training process is left alone.
+"""An engine in a process of its own, so that the interpreter lock of the training process stays free.
 
-The child makes rounds ahead of the consumer and sends each block together with what the consumer's end needs beside it:
-where lanes can be started, counts, log records. The parent answers every block that it takes.
+The child runs ahead of the consumer. With each block it sends the places where lanes can be entered, counts and log
+records since the last one. The parent acknowledges every block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from zephon.engine.totals import Totals
 
 __all__ = ["IsolatedEngine"]
 
-_READY = 2  # blocks that wait for the consumer, as with an engine in a thread
+_READY = 2  # blocks that may wait for the consumer, as with an engine in a thread
 
 
 @dataclass(slots=True)
@@ -33,11 +33,11 @@ class _Message:
 
     Attributes:
         block: the records; None in the last message.
-        starts: by lane, places where it can be started.
+        starts: by lane, places where it can be entered.
         totals: counts so far.
         windows, faults: arguments of the calls of `on_window` and `on_fault`.
-        records: what was logged.
-        error: what ended the engine, if it was not the end of the data.
+        records: log records.
+        error: the exception that ended the engine; None at the end of the data.
     """
 
     block: RecordBlock | None = None
@@ -54,7 +54,7 @@ class _Run:
     """The task of the child.
 
     Attributes:
-        setup: of the engine, without what it calls.
+        setup: of the engine, without callbacks.
         wants_windows, wants_faults: whether the parent has an `on_window` and an `on_fault`.
     """
 
@@ -123,7 +123,7 @@ class _Run:
 
 @dataclass(slots=True)
 class _Lane:
-    """What the parent knows of a lane; as `LaneStream.starts`."""
+    """The parent's view of a lane; `starts` as in `LaneStream`."""
 
     starts: deque[LaneStart]
 
@@ -135,7 +135,7 @@ class IsolatedEngine:
         setup: what to run; sent to the child.
 
     Raises:
-        PipelineError: it cannot be pickled.
+        PipelineError: the setup cannot be pickled.
         WorkerError: the child cannot be started.
     """
 

@@ -1,7 +1,7 @@
-"""Worker processes for stateless functions: any of them can run any call, and a call can be run again.
+"""Worker processes for stateless functions: any worker can run any call, and a call can be repeated.
 
-Each worker has two seats, channels of its own for a call each. While it works on what came through one, the next call
-already waits in the other, and the result before that is being read.
+Each worker has two seats: channels for one call each. While it works on one call, the next one already waits in the
+other seat, and the previous result is being read.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class _Serve:
             done, result = True, self._functions[number](*args)
         except Exception as error:
             done, result = False, portable_error(error)
-        del args  # so that its memory is told free with the answer
+        del args  # so that the answer also releases its shared memory
         try:
             channel.send((done, result, log_records()))
         except Closed:
@@ -54,7 +54,7 @@ class _Serve:
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker and which of its seats are free."""
+    """A worker and its free seats."""
 
     child: Child
     free: list[int] = field(default_factory=lambda: list(range(SEATS)))
@@ -77,12 +77,12 @@ class WorkerPool:
         self._end = weakref.finalize(self, _close, self._workers)
 
     def add(self, function: Callable[..., Any]) -> int:
-        """Before the start: a function that the workers are to run; gives its number."""
+        """Add a function for the workers, before `start`; returns its number."""
         self.functions.append(function)
         return len(self.functions) - 1
 
     def start(self) -> None:
-        """Start the processes, where there are functions for them.
+        """Start the processes, if any function was added.
 
         Raises:
             PipelineError: the functions cannot be pickled.
@@ -96,15 +96,15 @@ class WorkerPool:
     def call(self, number: int, *args: Any, about: Callable[[], str]) -> Any:
         """The result, or the exception, of a function.
 
-        Where a worker dies, another takes its place and the call is run once more, in a worker of its own.
+        If a worker dies, it is replaced and the call is repeated once, alone in a worker.
 
         Args:
             number: of the function.
             args: its arguments.
-            about: describes them, for a message.
+            about: describes the arguments, for messages.
 
         Raises:
-            WorkerError: workers died twice over this call, or the pool is closed.
+            WorkerError: two workers died during this call, or the pool is closed.
         """
         for seats in (1, SEATS):
             worker, taken = self._take(seats)
@@ -115,8 +115,8 @@ class WorkerPool:
             finally:
                 self._give_back(worker, taken)
             if seats == 1:
-                _log.warning("%s Its work is done again by a new one.", death)
-        raise WorkerError(f"{death} So had another before it, over the same rows. It was working on {about()}.")
+                _log.warning("%s A new worker process repeats its calls.", death)
+        raise WorkerError(f"{death} It was working on {about()}, as was the worker process that died before it.")
 
     def close(self) -> None:
         """End the workers; calls under way raise. Does not wait."""
@@ -130,10 +130,10 @@ class WorkerPool:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise WorkerError("the pipeline was closed while a worker process was at work.")
+            raise WorkerError("the pipeline was closed while a worker process was busy.")
 
     def _take(self, seats: int) -> tuple[_Worker, list[int]]:
-        """The worker with most free seats, and so many of them."""
+        """Reserve `seats` seats of the worker with the most free ones."""
         with self._changed:
             while True:
                 self._check_open()
@@ -149,7 +149,7 @@ class WorkerPool:
             self._changed.notify_all()
 
     def _replace(self, worker: _Worker) -> WorkerError:
-        """Another worker for one that has died; gives what it died of."""
+        """Replace a worker that has died; returns the error that describes its death."""
         self._check_open()
         death = worker.child.death()
         with self._changed:
