@@ -110,9 +110,14 @@ def families(*everyday: str) -> list[Any]:
     return [name if name in (everyday or EVERYDAY) else pytest.param(name, marks=pytest.mark.deep) for name in FAMILIES]
 
 
+def scratch() -> pathlib.Path:
+    """A folder that is gone when this process ends."""
+    return pathlib.Path(_folders.name)
+
+
 def folder_of(family: str) -> pathlib.Path:
     """A folder with the tokenizer of a family."""
-    folder = pathlib.Path(_folders.name) / family
+    folder = scratch() / family
     return folder if folder.exists() else save(folder, FAMILIES[family]())
 
 

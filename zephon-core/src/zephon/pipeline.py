@@ -69,8 +69,7 @@ class Pipeline:
         self._options = Options()
         self._compiled: Compiled | None = None
         self._stream: BatchStream | None = None
-        self._account: Account | None = None  # of the last stream, once it is closed
-        self._position: tuple[dict[int, LaneStart], int] | None = None  # set by restore and seek, until a stream begins
+        self._account: Account | None = None  # of the last stream, or where restore and seek went
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
@@ -211,8 +210,7 @@ class Pipeline:
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        last = self._last()
-        if self._position is None and last is not None and last.finished:
+        if self._last().finished:
             self._move(self._beginning(), 0)
         self._live_stream()
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
@@ -240,17 +238,14 @@ class Pipeline:
 
         Records ahead of the consumer are counted, and so are those made again after a restore.
         """
-        last = self._last()
-        counts = last.totals.packing if last else PackCounts()
+        counts = self._last().totals.packing
         return replace(counts, slots=counts.records * self.compiled.operators.pack.record_length)
 
     @property
     def left_over(self) -> LeftOver | None:
         """Data of a finite run that this group did not hand out, once it has ended; None before."""
         last = self._last()
-        if last is None or not last.finished or self._position is not None:
-            return None
-        return LeftOver(last.totals.left_out, last.left_records)
+        return LeftOver(last.totals.left_out, last.left_records) if last.finished else None
 
     @property
     def cursor(self) -> int:
@@ -387,7 +382,8 @@ class Pipeline:
 
     def __getstate__(self) -> dict[str, Any]:
         """The description and the place in the stream; what runs is made again where it is needed."""
-        return {**self.__dict__, "_account": self._last(), "_compiled": None, "_stream": None}
+        account = self._stream.account() if self._stream else self._account
+        return {**self.__dict__, "_account": account, "_compiled": None, "_stream": None}
 
     # Inside
 
@@ -436,24 +432,21 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            agreed = self._account.agreed if self._account and self._position is None else -1
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, agreed)
-            self._position = None
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
         return self._stream
 
-    def _last(self) -> Account | None:
+    def _last(self) -> Account:
         """The account of the stream, or of the last one."""
-        return self._stream.account() if self._stream else self._account
+        if self._stream:
+            self._account = self._stream.account()
+        return self._account or Account.at(self._beginning(), 0, len(self._source.datasets))
 
     def _place(self) -> tuple[dict[int, LaneStart], int]:
         """Starts of the owned lanes, and records of this group used."""
-        if self._position is not None:
-            return self._position
-        if (last := self._last()) is not None:
-            return last.starts, last.cursor
-        if self.awaits_state:
+        last = self._last()
+        if self._account is None and self.awaits_state:
             raise CheckpointError(NO_CUT)
-        return self._beginning(), 0
+        return last.starts, last.cursor
 
     def _beginning(self) -> dict[int, LaneStart]:
         """Starts of the owned lanes at the start of the run."""
@@ -462,7 +455,7 @@ class Pipeline:
     def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
         """Go on from another place."""
         self.close()
-        self._position = starts, cursor
+        self._account = Account.at(starts, cursor, len(self._source.datasets))
 
     def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier]) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
