@@ -1,14 +1,14 @@
 """Zephon as the external data loader of Megatron.
 
-`pretrain_gpt_zephon.py --zephon-data-config recipe.toml ...` is Megatron's pretrain() on a data recipe. Inside:
+`pretrain_gpt_zephon.py --zephon-data-config recipe.toml ...` is Megatron's pretrain() on a data recipe. Modules:
 
     options      command-line options, and defaults of Megatron's own for an external loader
     checks       start-up checks: Megatron's arguments against the data and against each other
-    batches      the forms of batches that Megatron's options ask for
+    batches      the forms of batches for Megatron's options
     loaders      the loaders that Megatron calls: training, and validation or test
-    states       the files of lanes beside the model's checkpoints: found, merged, pruned
+    states       the state files beside the model's checkpoints: find, merge, prune
     history      the data that a run has read so far
-    resume       the place where a run goes on
+    resume       the place where a run continues
     provider     zephon_train_valid_test_datasets_provider, in place of Megatron's
     training     the batch function, loss and forward step
     metrics      metrics of the loader in Megatron's log line, TensorBoard and Weights & Biases

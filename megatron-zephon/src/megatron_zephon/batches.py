@@ -1,6 +1,6 @@
-"""The forms of batches that Megatron's options ask for.
+"""The forms of batches for Megatron's options.
 
-A batch is a fresh dict of fields that Megatron knows, and no others: tokens, labels, position_ids int64[mbs, S],
+A batch is a new dict with fields of Megatron only: tokens, labels, position_ids int64[mbs, S],
 loss_mask float32[mbs, S]; with an attention mask, attention_mask bool[mbs, 1, S, S] (True where a token must not look);
 with packed sequences, cu_seqlens int32[mbs, S + 1] and max_seqlen int32[mbs]. Its tensors are contiguous, for the
 broadcasts of tensor parallelism, and must not be written to.
@@ -31,10 +31,10 @@ class BatchForm:
     Attributes:
         seq_len: S, tokens of a record that the model sees.
         eos_id: the token that ends documents, if any.
-        fill: the label where no loss counts. A token of the model, since not every cross entropy accepts others.
+        fill: the label where no loss is computed: a valid token, since not every cross entropy accepts other values.
         reset_positions: positions restart with every document.
         attention_mask: None, "causal", or "documents" to separate documents.
-        packed: with the bounds of documents, for attention over packed sequences.
+        packed: whether batches have the bounds of documents, for attention over packed sequences.
         mask_eos: no loss where the input is the end of a document.
     """
 
@@ -91,7 +91,7 @@ class BatchForm:
         return fields
 
     def _causal_mask(self, rows: int) -> torch.Tensor:
-        """bool[rows, 1, S, S], kept: making it takes far longer than all the rest."""
+        """bool[rows, 1, S, S], cached: building it takes far longer than the rest of a batch."""
         if rows not in self._causal:
             causal = torch.ones(self.seq_len, self.seq_len, dtype=torch.bool).triu_(1)
             self._causal[rows] = causal.repeat(rows, 1, 1, 1)
@@ -102,7 +102,7 @@ class BatchForm:
         mask = self._causal_mask(len(positions)).clone()
         last = 0
         for row, start in (positions == 0).nonzero().tolist():
-            # No token from here on looks at the document before; earlier ones are masked already.
+            # Tokens from here on must not see the previous document; earlier documents are masked already.
             mask[row, 0, start:, last if start else 0 : start] = True
             last = start
         return mask

@@ -42,7 +42,7 @@ def check_options(args: Namespace) -> None:
     """Refuse options that contradict each other, or that an external loader or Megatron 0.19 does not support.
 
     Raises:
-        PipelineError: there are such options.
+        PipelineError: options are contradictory or unsupported.
         CheckpointError: --zephon-allow-changes has an unknown name.
     """
     check_allowed(allowed_changes(args), None, "--zephon-allow-changes")
@@ -137,11 +137,11 @@ def check_options(args: Namespace) -> None:
         ),
         (
             args.dataloader_save and not args.save,
-            "--dataloader-save needs --save: without it nothing is ever saved. Add --save.",
+            "--dataloader-save needs --save, since states are saved with the model. Add --save.",
         ),
         (
             args.zephon_prune_state and not args.save,
-            "--zephon-prune-state needs --save, whose models tell which states to keep. Add --save.",
+            "--zephon-prune-state needs --save, since it keeps the states of existing models. Add --save.",
         ),
     ):
         if wrong:
@@ -152,7 +152,7 @@ def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-conf
     """The recipe in `path`, with the seed of --zephon-seed.
 
     Raises:
-        RecipeError: it cannot be used.
+        RecipeError: the recipe or the seed is invalid.
     """
     try:
         recipe = DataRecipe.from_toml(path)
@@ -169,9 +169,9 @@ def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-conf
 
 
 def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank: int) -> Topology:
-    """The lanes of the training data and of this rank; `global_batch` is None where batches change in size.
+    """The lanes of the training data and of this rank; `global_batch` is None if the batch size changes.
 
-    Lanes never depend on the number of ranks: "auto" takes them from the batch that the command line fixes.
+    Lanes never depend on the number of ranks: "auto" takes them from the global batch of the command line.
 
     Raises:
         TopologyError: lanes, ranks and a global batch of the run do not divide.
@@ -207,19 +207,19 @@ def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank
                 f"lanes (canonical_replicas) and by --micro-batch-size {args.micro_batch_size} x {dp_size} "
                 f"data-parallel ranks. Use {' or '.join(map(str, around))}."
             )
-    # Of the whole run, so that it is the same before and after a batch has grown.
+    # Over the whole run, so that it is the same before and after a change of size.
     steps = {*sizes} if args.step_batch_size_schedule is not None else {*running}
     return Topology(lanes, dp_size, dp_rank, steps.pop() if len(steps) == 1 else None)
 
 
 def _batch_sizes(args: Namespace, dp_size: int) -> tuple[list[int], list[int]]:
-    """The sizes of global batches over the whole run, and those from here on."""
+    """The sizes of global batches: of the whole run, and the current and later ones."""
     if args.step_batch_size_schedule is not None:
         schedule = StepBatchsizeNumMicroBatchesCalculator(
             args.micro_batch_size, dp_size, False, 1, args.step_batch_size_schedule, args.seq_length
         ).schedule
         sizes = [size for _, size in schedule]
-        # Sizes of the past need not suit the ranks of today.
+        # Past sizes need not divide by the present number of ranks.
         now = sum(start <= args.consumed_train_samples for start, _ in schedule) - 1
         return sizes, sizes[now:]
     size = args.global_batch_size
@@ -259,12 +259,12 @@ def tokenizer_path(args: Namespace) -> str:
 
 
 def check_special_tokens(args: Namespace, megatron_tokenizer: Any) -> Tokenizer:
-    """The tokenizer, once it fits Megatron's own, the model's vocabulary and the options.
+    """Load the tokenizer and check it against Megatron's own, the model's vocabulary and the options.
 
     Raises:
-        TokenizerError: it does not fit.
+        TokenizerError: a check failed.
     """
-    path, known = tokenizer_path(args), args.tokenizer_type != "NullTokenizer"  # which knows no tokens
+    path, known = tokenizer_path(args), args.tokenizer_type != "NullTokenizer"  # which has no tokens
     option = "vocab_size" if args.padded_vocab_size is None else "padded_vocab_size"
     tokenizer = check_tokenizer(
         path,
@@ -275,8 +275,8 @@ def check_special_tokens(args: Namespace, megatron_tokenizer: Any) -> Tokenizer:
     theirs = getattr(megatron_tokenizer, "vocab_size", None)
     if known and isinstance(theirs, int) and tokenizer.vocab_size > theirs:
         raise TokenizerError(
-            f"the tokenizer in {path!r} has {tokenizer.vocab_size} tokens, Megatron's (--tokenizer-model "
-            f"{args.tokenizer_model}) has {theirs}. Name the same one for both."
+            f"the tokenizer in {path!r} has {tokenizer.vocab_size} tokens; expected at most {theirs}, as Megatron's "
+            f"(--tokenizer-model {args.tokenizer_model}). Use one tokenizer for both."
         )
     if args.eod_mask_loss and tokenizer.eos_id is None:
         raise TokenizerError(

@@ -1,10 +1,10 @@
-"""Megatron's own training on machines without a GPU, over gloo: for tests, and for trying things out.
+"""Megatron's own training on machines without a GPU, over gloo: for tests and trials.
 
     torchrun --nproc_per_node=2 -m megatron_zephon.cpu_train --zephon-data-config recipe.toml ...
 
 NOT FOR TRAINING. It takes the arguments of `megatron_zephon.pretrain_gpt_zephon` and runs it with torch.cuda replaced,
 in this process only, by the CPU. Models with context parallelism and packed sequences need Transformer Engine, which
-has no CPU version. For megatron-core 0.19; nothing of the package imports it.
+has no CPU version. For megatron-core 0.19; no module of the package imports it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _cuda_is_cpu() -> None:
     class _OnCpu(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = dict(kwargs or {})
-            # torch.tensor(..., device="cuda") and its like are in some ninety places.
+            # Some ninety calls such as torch.tensor(..., device="cuda").
             if str(kwargs.get("device", "")).startswith("cuda"):
                 kwargs["device"] = cpu
             result = func(*args, **kwargs)
@@ -68,18 +68,18 @@ def _cuda_is_cpu() -> None:
         current_stream=lambda device=None: idle,
         # Before this generation Megatron requires CUDA_DEVICE_MAX_CONNECTIONS for tensor parallelism.
         get_device_properties=lambda device=None: SimpleNamespace(major=10, minor=0),
-        # The CPU's generator is the only one. Left alone, seeds would wait for CUDA for ever.
+        # The CPU's generator is the only one. Left alone, seeding would wait for CUDA for ever.
         get_rng_state=lambda device=None: torch.get_rng_state(),
         manual_seed=torch.manual_seed,
     )
     vars(torch.cuda.random)["get_rng_state"] = torch.cuda.get_rng_state
-    setattr(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)  # noqa: B010 (mypy will not have it otherwise)
+    setattr(torch.Tensor, "cuda", lambda self, *args, **kwargs: self)  # noqa: B010 (mypy rejects an assignment)
     mode: Any = _OnCpu()
     mode.__enter__()
 
 
 def _megatron_on_cpu() -> None:
-    """Replace what Megatron itself does with CUDA only."""
+    """Replace the parts of Megatron that need CUDA."""
     import megatron.core.datasets.utils
     import megatron.core.tensor_parallel.random
     import megatron.training.training

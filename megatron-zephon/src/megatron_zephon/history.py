@@ -1,8 +1,8 @@
 """The history of a run's data: which data it read from which record on, in a file beside its states.
 
-A place that is found by counting records is right only where all data before it are the present ones. States say so by
-their fingerprint. This history does where there is no state (virtual pipeline stages, --zephon-seek), or where the
-state is not where the model stands.
+Counting records to a place is correct only if the data before it have not changed. A state proves that by its
+fingerprint. This history does if there is no state (virtual pipeline stages, --zephon-seek), or if state and model are
+at different records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Entry(msgspec.Struct, frozen=True):
     Attributes:
         consumed: records used before.
         fingerprint: of the data.
-        by_state: whether the run went on from a saved state there; otherwise records were counted.
+        by_state: whether the run continued from a saved state there; otherwise records were counted.
     """
 
     consumed: Annotated[int, msgspec.Meta(ge=0)]
@@ -50,16 +50,16 @@ def read_history(folders: Sequence[Path]) -> list[Entry]:
         return msgspec.json.decode(path.read_bytes(), type=list[Entry])
     except (OSError, msgspec.MsgspecError, ValueError, RecursionError):
         raise CheckpointError(
-            f"{path}, the history of the data of this run, is damaged. Restore it, or delete it to find the place by "
-            "the number of consumed samples unchecked."
+            f"{path}, the history of the data of this run, is damaged. Restore the file, or delete it to resume by "
+            "the number of consumed samples without this check."
         ) from None
 
 
 def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowed: Collection[str]) -> list[Change]:
-    """Refuse to count to a place where the records before it were other data.
+    """Check that the records before a place are of the present data, so that it can be found by counting.
 
     Args:
-        entries: up to the place.
+        entries: the history up to the place.
         fingerprint: of the present data.
         allowed: names of differences to accept.
 
@@ -67,7 +67,7 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
         The differences that are accepted.
 
     Raises:
-        CheckpointError: the data were others, or changed on the way.
+        CheckpointError: the data were different, or changed during the run.
     """
     for before, entry in pairwise(entries):
         a, b = before.fingerprint, entry.fingerprint
@@ -89,7 +89,7 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
 
 
 def with_entry(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
-    """The history of a run that goes on from `entry`; entries of later records are of runs that were given up."""
+    """The history of a run that continues at `entry`; entries of later records, from abandoned runs, are dropped."""
     kept = [earlier for earlier in entries if earlier.consumed < entry.consumed]
     if kept and kept[-1].fingerprint == entry.fingerprint:
         return kept

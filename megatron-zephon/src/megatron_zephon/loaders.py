@@ -17,9 +17,9 @@ class TrainLoader:
     """Training batches; Megatron calls `next` on it, and `save_state` at every checkpoint.
 
     Args:
-        pipeline: at its place in the stream.
+        pipeline: positioned at its place in the stream.
         form: the form of batches.
-        describe: further content of a saved state (iteration, consumed samples and so on), as plain data; None where
+        describe: further content of a saved state (iteration, consumed samples and so on), as plain data; None if
             a peer of this rank saves the same lanes.
     """
 
@@ -28,7 +28,7 @@ class TrainLoader:
     ) -> None:
         self.pipeline = pipeline
         self.progress = Progress()
-        """Of the batches since the loader was built."""
+        """Counters since the loader was built."""
         self.saves = describe is not None
         """Whether this rank is the one of its peers that saves their lanes."""
         self._form = form
@@ -53,13 +53,13 @@ class TrainLoader:
         return fields
 
     def save_state(self) -> dict[str, Any] | None:
-        """This rank's lanes and the place of the run, as plain data; None where another rank saves the same."""
+        """This rank's lanes and the place of the run, as plain data; None if another rank saves the same."""
         if self._describe is None:
             return None
         return {**self._describe(), "cursor": self.pipeline.cursor, "zephon": self.pipeline.checkpoint()}
 
     def close(self) -> None:
-        """End the threads behind the stream."""
+        """End the threads of the pipeline."""
         self.pipeline.close()
 
 
@@ -101,7 +101,7 @@ class EvalLoader:
             yield self._form.shape(batch)
 
     def __len__(self) -> int:
-        """Evaluation iterations of a pass; counted in a pass of its own, the first time."""
+        """Evaluation iterations of a pass; the first call reads a pass to count them."""
         if self._per_pass is None:
             self._per_pass = sum(1 for _ in self._new_pass())
             if not self._per_pass:
@@ -126,4 +126,4 @@ class EvalLoader:
         return batches
 
     def _empty(self) -> DataError:
-        return DataError("the validation or test data make no record: their documents hold no token. Name other data.")
+        return DataError("the validation or test data have no tokens, so no record can be packed. Name other data.")

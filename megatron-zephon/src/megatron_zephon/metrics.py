@@ -1,7 +1,7 @@
 """Metrics of the loader in Megatron's log line, TensorBoard and Weights & Biases.
 
-Megatron has no place for them, so `install` wraps its `training_log`, which every rank calls at the end of every
-iteration. Only ranks that save lanes count, and every rank learns the sums: the rank that logs may hold no loader.
+Megatron has no hook for them, so `install` wraps its `training_log`, which every rank calls at the end of every
+iteration. Only ranks that save lanes are counted, and every rank gets the sums: the rank that logs may have no loader.
 """
 
 from __future__ import annotations

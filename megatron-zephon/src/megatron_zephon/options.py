@@ -11,11 +11,11 @@ from megatron_zephon.batches import packs
 __all__ = ["STATE_FOLDER", "add_options", "defaults_for"]
 
 STATE_FOLDER = "dataloader"
-"""The folder of states in that of --save. Not the iteration's own folder, which Megatron takes for a broken checkpoint
-with a file in it."""
+"""The folder of states in that of --save. Not the folder of the iteration, which Megatron would regard as a broken
+checkpoint if it contained other files."""
 
 _UNSET = ("create_attention_mask_in_dataloader", "eval_iters")
-"""Options of Megatron whose default does not fit: None unless the command line has them."""
+"""Options of Megatron whose default is unsuitable: None unless set on the command line."""
 
 
 class _Help(HelpFormatter):
@@ -43,7 +43,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "type": int,
         "metavar": "LANES",
         "help": "Number of lanes of the training data, fixed for the life of a run; data-parallel sizes must divide "
-        "it, and it must divide global batches. By default the recipe's.",
+        "it, and it must divide global batches. By default that of the recipe.",
     },
     "--zephon-tokenizer": {
         "metavar": "PATH",
@@ -61,17 +61,17 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--zephon-flush-index": {
         "metavar": "FOLDER",
-        "help": "Folder in which ranks write where windows begin, so that a place is found quickly without a state; "
+        "help": "Folder in which ranks write where windows begin, for fast seeks without a state; "
         "by default zephon-windows in the folder of --dataloader-save.",
     },
     "--zephon-allow-changes": {
         "metavar": "NAMES",
         "default": "",
-        "help": "Differences to accept when the state was taken with other data: names with commas between.",
+        "help": "Differences to accept when the state was taken with other data: comma-separated names.",
     },
     "--zephon-seek": {
         "action": "store_true",
-        "help": "Find the place in the data by the number of consumed samples, without a saved state.",
+        "help": "Resume the data by the number of consumed samples, without a saved state.",
     },
     "--zephon-prune-state": {
         "action": "store_true",
@@ -89,7 +89,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     },
     "--create-attention-mask-in-dataloader": {
         "action": "store_true",
-        "help": "Have the loader make attention masks (default: only with --reset-attention-mask).",
+        "help": "Create attention masks in the loader (default: only with --reset-attention-mask).",
     },
 }
 

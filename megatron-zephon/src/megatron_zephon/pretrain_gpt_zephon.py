@@ -52,7 +52,7 @@ def parse() -> Namespace:
 
 
 def _check_recipes(parsed: Namespace) -> None:
-    """Exit with one sentence where a recipe cannot be read."""
+    """Exit with an error message if a recipe cannot be read."""
     paths = [parsed.zephon_data_config, *(parsed.zephon_valid_data_config or ()), parsed.zephon_test_data_config]
     try:
         for path in paths:

@@ -34,12 +34,12 @@ __all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
 
 
 class _Rank(NamedTuple):
-    """The part of this process in the job.
+    """The role of this process in the job.
 
     Attributes:
         trains: whether it holds a training loader.
         evaluates: whether it holds loaders for validation and test.
-        saves: whether it saves its lanes: its peers have the same.
+        saves: whether it is the one of its peers that saves their lanes.
     """
 
     dp_size: int
@@ -54,19 +54,19 @@ def zephon_train_valid_test_datasets_provider(
 ) -> tuple[Any, Any, Any]:
     """The training, validation and test loaders of this rank, in place of Megatron's dataset provider.
 
-    Ranks that take no batches get None. The model has been loaded before, and the loaders stand where it stands.
+    Ranks that take no batches get None. The model is loaded already, and the loaders are positioned to match it.
 
     Args:
         train_valid_test_num_samples: how many samples Megatron will ask for; not needed.
         vp_stage: the virtual pipeline stage that the loaders are for.
 
     Raises:
-        ZephonError: the run is misconfigured, or its state does not fit; the same on every rank.
+        ZephonError: the run is misconfigured, or its state does not match; the same on every rank.
     """
     args = get_args()
     if not hasattr(args, "zephon_data_config"):
         raise PipelineError(
-            "Megatron's arguments lack those of Zephon; parse them with megatron_zephon.pretrain_gpt_zephon.parse()."
+            "Megatron's arguments have no Zephon options; parse them with megatron_zephon.pretrain_gpt_zephon.parse()."
         )
     rank = _this_rank(args, vp_stage)
     recipe, topology, tokenizer = on_all_ranks(lambda: _checked(args, rank))
@@ -119,24 +119,25 @@ def _checked(args: Namespace, rank: _Rank) -> tuple[DataRecipe, Topology, Tokeni
         if folder := getattr(args, option):
             _check_writable(f"--{option.replace('_', '-')}", folder)
     if args.virtual_pipeline_model_parallel_size is not None and args.dataloader_save:
-        # Its save_checkpoint takes one loader, not a list.
+        # Megatron's save_checkpoint takes one loader, not a list.
         print_rank_0(
             "zephon: with virtual pipeline stages this version of Megatron cannot save the state of a data loader; a "
-            "resumed run finds its place by the number of consumed samples."
+            "resumed run continues by the number of consumed samples."
         )
         args.dataloader_save = None
     return recipe, topology, tokenizer
 
 
 def _check_writable(option: str, folder: str) -> None:
-    """Refuse a folder that cannot be written to, which would show only at the first save."""
+    """Check that a folder can be written to, before the first save."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise PipelineError(
-            f"{option} {folder!r} cannot be written to: {error.strerror or error}. Name another folder, or free space."
+            f"{option} is {folder!r}; expected a folder that can be written to ({error.strerror or error}). Name "
+            "another folder, or free space."
         ) from None
 
 
@@ -153,7 +154,7 @@ def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatc
         combine_flag=_any_data_parallel_rank(args),
         **options,
     )
-    pipeline.fingerprint()  # opens the data, so that their faults show now
+    pipeline.fingerprint()  # opens the data, so that errors show now
     return pipeline
 
 
@@ -163,17 +164,17 @@ def _train_pipeline(args: Namespace, recipe: DataRecipe, topology: Topology) -> 
 
 
 def _any_data_parallel_rank(args: Namespace) -> Callable[[bool], bool]:
-    """A function that says whether any data-parallel rank calls it with True."""
+    """A function that returns whether any data-parallel rank calls it with True."""
     if mpu.get_data_parallel_world_size() == 1:
         return bool
-    # Between CPUs if there is a group of them: it is called amidst the work of the GPUs.
+    # On CPUs if they have a process group, so that it does not wait for the GPUs.
     if args.use_gloo_process_groups:
         return partial(any_rank, group=mpu.get_data_parallel_group_gloo())
     return partial(any_rank, device=torch.cuda.current_device(), group=mpu.get_data_parallel_group())
 
 
 def _eval_recipe(path: str, args: Namespace) -> DataRecipe:
-    """A recipe whose documents come once per pass, in their order."""
+    """The recipe, unshuffled and with every document once per pass."""
     recipe = read_recipe(path, args, option="--zephon-valid-data-config or --zephon-test-data-config")
     return one_pass(recipe, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
 

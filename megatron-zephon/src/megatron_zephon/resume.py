@@ -1,4 +1,4 @@
-"""The place where a run goes on: from its saved state, or by the number of consumed samples."""
+"""The place where a run continues: from its saved state, or by the number of consumed samples."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _log = logging.getLogger("zephon")
 
 
 def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
-    """Put the stream where the model stands. Every rank must call it; `pipeline` is None on a rank without one.
+    """Move the stream to the place of the model. Collective; `pipeline` is None on a rank without one.
 
     Returns:
-        How the place was found; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
+        A description of the resume; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
     """
     consumed = args.consumed_train_samples
     if not consumed:
@@ -51,8 +51,7 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         if virtual
         else "--zephon-seek is set"
         if saved is None
-        else f"the saved state is at record {saved}, which is not where the model stands (as with a checkpoint made to "
-        "rerun an iteration)"
+        else f"the saved state is at record {saved}, the model is not (as with a checkpoint to rerun an iteration)"
     )
     return f"{why}; the data go on by the number of consumed samples, {consumed}."
 
@@ -70,7 +69,7 @@ def _find(args: Namespace, pipeline: Pipeline | None) -> list[RunState]:
 
 
 def _folders(args: Namespace) -> list[Path]:
-    """Where the states of the run may lie."""
+    """The folders to search for states of the run."""
     folders = [args.dataloader_load]
     if not args.dataloader_load:
         folders = [args.load and str(Path(args.load) / STATE_FOLDER), args.load, args.zephon_data_folder]
@@ -82,7 +81,7 @@ def _move(args: Namespace, pipeline: Pipeline, states: list[RunState], history: 
     known = [now, *(state.fingerprint for state in states)]
     check_allowed(allowed, [*known, *(entry.fingerprint for entry in history)], "--zephon-allow-changes")
     if states:
-        # A dataset that only the history knows is no difference to these states.
+        # Names of datasets that are only in the history do not apply to these states.
         names = {*FINGERPRINT_NAMES, *(name for fingerprint in known for name in fingerprint)}
         pipeline.restore(states, allow_changes=names.intersection(allowed), remedy="--zephon-allow-changes")
     if not by_state:
@@ -92,7 +91,7 @@ def _move(args: Namespace, pipeline: Pipeline, states: list[RunState], history: 
 
 
 def _record(args: Namespace, pipeline: Pipeline | None, history: list[Entry], *, by_state: bool) -> None:
-    """Have rank 0 write which data the run reads from here on."""
+    """Record the data that the run reads from here on; rank 0 writes."""
 
     def write() -> None:
         if args.zephon_data_folder and pipeline is not None:
@@ -107,10 +106,10 @@ def describe(args: Namespace, dp_size: int, dp_rank: int) -> dict[str, Any]:
     if dp_rank == 0 and (args.zephon_prune_state or args.save_retain_interval is not None):
         try:
             prune_states(args.dataloader_save, args.save)
-        except OSError as error:  # no reason to leave other ranks waiting
+        except OSError as error:  # no reason to fail while other ranks wait
             _log.warning("old states of the data in %s cannot be deleted: %s", args.dataloader_save, error)
     machine = get_rerun_state_machine()
-    # Before it reruns an iteration elsewhere, Megatron saves the state of before it after its batches have been used.
+    # To rerun an iteration elsewhere, Megatron saves the model before it, but after its batches have been used.
     again = machine.state == RerunState.WILL_RERUN_FROM_CHECKPOINT
     return {
         "megatron_zephon": FORMAT,

@@ -1,11 +1,11 @@
-"""The files of lanes beside the model's checkpoints.
+"""The state files beside the model's checkpoints.
 
 At each save Megatron writes DIR/iter_0000042/mp_rank_00 (mp_rank_00_000 with pipeline parallelism), one file per
 data-parallel rank: train_dataloader_dprank000.pt and so on, each {"dataloader_state_dict": `TrainLoader.save_state()`}.
-It never reads them, and does not delete those of a former, larger number of ranks.
+Megatron never reads these files, and does not delete those of an earlier, larger number of ranks.
 
-They are read without unpickling code (`weights_only`), merged from whatever ranks wrote them, and used only where they
-agree with each other, the iteration and their checksums.
+They are read without unpickling code (`weights_only`), merged over any number of ranks, and used only if they agree
+with each other, the iteration and their checksums.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Saved:
     Attributes:
         iteration, consumed: Megatron's iteration and consumed samples when it was saved.
         dp_size: data-parallel ranks of the run that saved it.
-        time: nanoseconds; which of two whole states in one folder is the later.
+        time: time of the save in nanoseconds, to choose the latest of several states.
         run: the lanes.
     """
 
@@ -57,7 +57,7 @@ class _Saved:
 
     @property
     def moment(self) -> tuple[Any, ...]:
-        """Equal for states of one place of one run."""
+        """A key that is equal for the states of one save of one run."""
         return (self.iteration, self.consumed, self.run.rounds, self.run.extra, repr(self.run.fingerprint))
 
 
@@ -65,7 +65,7 @@ def _read(path: Path) -> _Saved:
     """Read a file.
 
     Raises:
-        CheckpointError: it is not one of Zephon's, or damaged.
+        CheckpointError: the file is damaged, or not a state of Zephon.
     """
     try:
         saved = torch.load(path, map_location="cpu", weights_only=True)["dataloader_state_dict"]
@@ -77,7 +77,7 @@ def _read(path: Path) -> _Saved:
     except Exception:  # whatever torch raises for a file that is cut short or no state at all
         raise CheckpointError(f"{path} is damaged or cut short") from None
     if type(version) is not int or version != FORMAT:
-        raise CheckpointError(f"{path} has format {version!r}, this version reads {FORMAT}")
+        raise CheckpointError(f"{path} has format {version!r}; expected {FORMAT}")
     try:
         run = RunState.from_dict(saved["zephon"])
     except (KeyError, CheckpointError) as error:
@@ -91,8 +91,8 @@ def _read(path: Path) -> _Saved:
 def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprint: Mapping[str, Any]) -> list[RunState]:
     """The states of an iteration that hold all lanes of one run, from any number of files.
 
-    Where a folder holds whole states of several moments or runs, the one of this data wins, then the one at `consumed`,
-    then the latest.
+    If a folder has complete states of several saves or runs, those of the present data are preferred, then those at
+    `consumed`, then the latest.
 
     Args:
         folders: to search, in this order; the first that has the iteration is used.
@@ -101,15 +101,15 @@ def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprin
         fingerprint: of the present data.
 
     Raises:
-        CheckpointError: there is no whole state.
+        CheckpointError: no complete state exists.
     """
     folder = next((f for f in folders if _files(iteration_folder(f, iteration))), None)
     if folder is None:
         searched = " and ".join(str(iteration_folder(f, iteration)) for f in folders) or "no folder"
         raise CheckpointError(
             f"the saved state of the data for iteration {iteration}, which the model was loaded from, is missing "
-            f"(searched {searched}). Name the folder with --dataloader-load, find the place by the number of consumed "
-            "samples with --zephon-seek, or begin a new run with --finetune."
+            f"(searched {searched}). Name the folder with --dataloader-load, resume by the number of consumed samples "
+            "with --zephon-seek, or begin a new run with --finetune."
         )
     reasons, moments = [], dict[tuple[Any, ...], list[_Saved]]()
     for path in _files(iteration_folder(folder, iteration)):
@@ -139,8 +139,8 @@ def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprin
         )
     raise CheckpointError(
         f"the saved state of the data in {iteration_folder(folder, iteration)} is incomplete "
-        f"({'; '.join(reasons) or 'its files are of other iterations'}). Load another iteration (--ckpt-step), or find "
-        "the place by the number of consumed samples with --zephon-seek."
+        f"({'; '.join(reasons) or 'its files are of other iterations'}). Load another iteration (--ckpt-step), or "
+        "resume by the number of consumed samples with --zephon-seek."
     )
 
 
@@ -164,7 +164,7 @@ def prune_states(states: str | os.PathLike[str], models: str | os.PathLike[str])
     """Delete the saved states of iterations whose model is gone; returns the iterations.
 
     Only iterations before the latest model are examined, since later ones may be in the middle of a save. Only state
-    files are deleted, and folders that are empty then.
+    files, and folders left empty, are deleted.
 
     Args:
         states: the folder of --dataloader-save.

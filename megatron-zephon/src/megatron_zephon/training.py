@@ -30,7 +30,7 @@ __all__ = ["forward_step", "get_batch", "loss_func", "predicts_more"]
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _BOUNDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 _SPIKE = 10
-"""A loss this many times the largest before is looked into, with --check-for-spiky-loss."""
+"""With --check-for-spiky-loss, a loss of this many times the largest before is a spike."""
 
 _straggler = StragglerDetector()
 
@@ -46,14 +46,14 @@ def predicts_more(vp_stage: int | None) -> bool:
 
 
 def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | None = None) -> dict[str, Any]:
-    """A microbatch for this rank's part of the model: broadcast over TP, flattened if packed, cut for CP.
+    """The microbatch for this rank: broadcast over TP, flattened if packed, cut for CP.
 
     Args:
         data_iterator: on tensor-parallel rank 0 of the stages that take batches.
 
     Returns:
-        tokens, labels, loss_mask, position_ids, attention_mask, cu_seqlens, cu_seqlens_padded, max_seqlen; None where a
-        stage does not take it.
+        tokens, labels, loss_mask, position_ids, attention_mask, cu_seqlens, cu_seqlens_padded, max_seqlen; None if the
+        stage does not need it.
     """
     args = get_args()
     packed = packs(args)
@@ -95,10 +95,10 @@ def get_batch(data_iterator: Iterator[dict[str, Any]] | None, vp_stage: int | No
 
 
 def loss_func(loss_mask: torch.Tensor, losses: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
-    """The sum of the losses that count, their number, and both for the report.
+    """The sum of unmasked losses, their number, and both for the report.
 
     Args:
-        loss_mask: float32[mbs, S] (of this context-parallel rank), 0 where no loss counts.
+        loss_mask: float32[mbs, S] (of this context-parallel rank), 0 where the loss is masked.
         losses: float32[mbs, S], likewise.
     """
     args = get_args()

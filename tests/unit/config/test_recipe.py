@@ -198,8 +198,7 @@ def test_direct_construction_is_checked_too() -> None:
         ),
         (
             'exhausted_policy = "stop"\nmax_repeats = 2',
-            'FILE: exhausted_policy is "stop", which is one pass, and max_repeats is 2; they contradict each other, so '
-            "remove one of them.",
+            'FILE: exhausted_policy is "stop" and max_repeats is 2; they contradict each other, so remove one of them.',
         ),
         ('Cache-Dir = "x"', 'FILE: unknown key "Cache-Dir". Did you mean "cache_dir"?'),
         (

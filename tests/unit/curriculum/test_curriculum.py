@@ -82,7 +82,7 @@ def test_a_schedule_in_steps_needs_a_global_batch(tiny_tokenizer):
     [
         ({"exhausted_policy": "stop", "max_repeats": 2}, "contradict"),
         ({"exhausted_policy": "stop", "stop_after_passes": 2}, "contradict"),
-        ({"max_repeats": 2, "stop_after_passes": 2}, "keep the first for the run to end"),
+        ({"max_repeats": 2, "stop_after_passes": 2}, "contradict"),
         ({"repeat": False, "exhausted_policy": "repeat"}, "contradict"),
         ({"repeat": False, "max_repeats": 1}, "contradict"),
         ({"stop_after_passes": 0}, "at least 1"),

@@ -224,10 +224,10 @@ class TestTokenizer:
             check_special_tokens(args, theirs)
         args.padded_vocab_size = 512
         theirs.eod += 1
-        with pytest.raises(TokenizerError, match=r"eos_id is \d+ for the trainer"):
+        with pytest.raises(TokenizerError, match=r"eos_id is \d+ in the .*; expected \d+, as in the trainer"):
             check_special_tokens(args, theirs)
         theirs.eod, theirs.vocab_size = theirs.eod - 1, 300
-        with pytest.raises(TokenizerError, match=r"has 400 tokens, Megatron's .* has 300"):
+        with pytest.raises(TokenizerError, match=r"has 400 tokens; expected at most 300, as Megatron's"):
             check_special_tokens(args, theirs)
 
     def test_has_to_be_named(self, tiny_tokenizer):

@@ -204,7 +204,7 @@ class TestChecks:
     def test_lanes_are_never_guessed_from_the_number_of_ranks(self, recipe, tokenizer):
         with pytest.raises(TopologyError, match=r"Set --training.global_batch_size 4, or canonical_replicas"):
             Trainer(config(recipe), tokenizer, ranks=2, batch=-1)
-        with pytest.raises(TopologyError, match="no trainer with a global batch"):
+        with pytest.raises(TopologyError, match="there is no trainer to take it from"):
             config(recipe).build(dp_world_size=1, dp_rank=0, tokenizer=tokenizer, seq_len=SEQ, local_batch_size=1)
         Trainer(config(recipe, canonical_replicas=4), tokenizer, ranks=2, batch=-1)
 
@@ -237,7 +237,7 @@ class TestChecks:
         with pytest.raises(TokenizerError, match="has 400 tokens; expected at most 300, the vocabulary"):
             Trainer(config(recipe), tokenizer, vocab=300)
         tokenizer.eos_id += 1
-        with pytest.raises(TokenizerError, match=r"eos_id is \d+ for the trainer"):
+        with pytest.raises(TokenizerError, match=r"eos_id is \d+ in the .*; expected \d+, as in the trainer"):
             Trainer(config(recipe), tokenizer)
         with pytest.raises(TokenizerError, match=r"has no tokenizer\.json"):
             Trainer(config(recipe), SimpleNamespace(tokenizer_path=str(tmp_path)))
@@ -360,7 +360,7 @@ class TestState:
             dcp.save(state, checkpoint_id=tmp_path / "checkpoint" / name, no_dist=True)
         assert "step-10 holds no data loader's state" in look_ahead(view, 8).refusal
         checkpoint.load_step = 9
-        assert "step-9 holds a model alone" in look_ahead(view, 8).refusal and not look_ahead(view, 8).absent
+        assert "step-9 holds only a model" in look_ahead(view, 8).refusal and not look_ahead(view, 8).absent
         checkpoint.load_step = 2
         assert "step-2 holds the state of another data loader" in look_ahead(view, 8).refusal
         checkpoint.exclude_from_loading = ["dataloader"]
@@ -392,7 +392,7 @@ class TestSkippedSteps:
         take(first, 4 * 2)
         second = Trainer(config(recipe, skip_steps=["2-3"]), tokenizer).dataloader
         second.load_state_dict(first.state_dict())
-        with pytest.raises(PipelineError, match="names the steps 2-3, and the data of the first 2 are used already"):
+        with pytest.raises(PipelineError, match="holds 2-3; expected steps after 2, whose data are used already"):
             take(second, 1)
 
     @pytest.mark.parametrize("text", ["0-4", "7-3", "1:2", "", "x"])

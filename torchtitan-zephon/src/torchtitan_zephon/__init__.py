@@ -1,11 +1,11 @@
 """Zephon as the data loader of TorchTitan.
 
-`config.dataloader = ZephonDataLoader.Config.from_toml("recipe.toml")` is all a run needs. Inside:
+`config.dataloader = ZephonDataLoader.Config.from_toml("recipe.toml")` is all a run needs. Modules:
 
     config          the fields of a data recipe as a TorchTitan config
     loader          ZephonDataLoader
     forms           the forms of batches that versions of TorchTitan take
-    trainer_view    the trainer's settings that it does not pass on, above all the global batch
+    trainer_view    settings of the trainer that it does not pass to its loader, above all the global batch
     checks          start-up checks
     checkpointing   the state in TorchTitan's distributed checkpoint
     metrics         metrics of the loader among TorchTitan's own

@@ -1,12 +1,12 @@
 """The state of the data in TorchTitan's distributed checkpoint (DCP).
 
 The loader's part of a checkpoint is one key per lane, an int64[7] tensor (six numbers and their checksum; with
-ensure_mixture one number per dataset besides), and one key for the run, JSON text as uint8. Every rank writes the keys
-of its lanes; DCP keeps one of equal keys. A load asks for the keys that the fresh loader lists, those of the lanes that
-it owns now: so any topology loads what any other saved.
+ensure_mixture also one number per dataset), and one key for the run, JSON text as uint8. Every rank writes the keys
+of its lanes; DCP deduplicates equal keys. A load requests the keys in the state dict of the new loader, those of the
+lanes that it owns: so any topology loads the checkpoint of any other.
 
-DCP refuses a checkpoint that lacks a key with a message about keys. So the checkpoint's list of keys is read before the
-first load, where the trainer's config says which checkpoint that is.
+DCP's error for a missing key does not name the cause. So the list of keys is read before the first load, if the
+trainer's config tells which checkpoint will be loaded.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
     """The keys for a state of `Pipeline.checkpoint`.
 
     Args:
-        global_batch: records per step, where known.
+        global_batch: records per step, if known.
 
     Raises:
-        CheckpointError: the state was taken inside a round, which no other rank could load.
+        CheckpointError: the state was taken inside a round, so only ranks of the same topology could load it.
     """
     read = RunState.from_dict(state)
     if read.extra:
@@ -50,7 +50,7 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
             f"a checkpoint is taken {read.extra} records after the end of round {read.rounds}; the data can be saved "
             "only at the end of a step whose global batch divides by the number of lanes (canonical_replicas)."
         )
-    # The key of the run has to be the same on every rank, so what ranks know of their own lanes is merged.
+    # The key of the run must be equal on every rank, so parts of single ranks are merged.
     run = replace(read, lanes={}, dp_degree=0, dp_group_id=0).to_dict()
     if read.earlier:
         run = merge_checkpoints(gather(run))
@@ -64,7 +64,7 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
 
 
 def blank_keys(topology: Topology, numbers: int) -> dict[str, torch.Tensor]:
-    """The keys of a rank, to be loaded into, with `numbers` numbers per lane, their checksum included."""
+    """Empty keys of a rank to load into, with `numbers` numbers per lane, checksum included."""
     return {
         _RUN: torch.zeros(_RUN_BYTES, dtype=torch.uint8),
         **{f"{_LANE}{lane}": torch.zeros(numbers, dtype=torch.int64) for lane in topology.owned},
@@ -72,7 +72,7 @@ def blank_keys(topology: Topology, numbers: int) -> dict[str, torch.Tensor]:
 
 
 def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """The state for `Pipeline.restore`, and the records per step of the run that saved it, where known.
+    """The state for `Pipeline.restore`, and the records per step of the run that saved it, if known.
 
     Raises:
         CheckpointError: the keys are of another loader, or damaged.
@@ -100,7 +100,7 @@ def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
 
 
 def _packed(text: str) -> torch.Tensor:
-    """The text as uint8[_RUN_BYTES]: DCP would pickle a text, and needs tensors of equal size on both sides."""
+    """The text as uint8[_RUN_BYTES]: DCP would pickle a str, and needs tensors of the same size in save and load."""
     content = zlib.compress(text.encode())
     if len(content) > _RUN_BYTES - 4:
         raise CheckpointError(
@@ -119,7 +119,7 @@ def _unpacked(packed: torch.Tensor) -> str:
 
 
 def _checksum(lane: int, start: LaneStart) -> int:
-    """CRC-32 of a lane's number and its numbers."""
+    """CRC-32 of the lane index and its state."""
     numbers = lane, *start.as_list()
     return zlib.crc32(struct.pack(f"<{len(numbers)}q", *numbers))
 
@@ -129,9 +129,9 @@ class Ahead:
     """The checkpoint that the trainer is about to load.
 
     Attributes:
-        numbers: numbers per lane in it, their checksum included.
-        refusal: why the data cannot be loaded from it, or "".
-        absent: whether it has no state of Zephon's.
+        numbers: numbers per lane, checksum included.
+        refusal: error message if the state cannot be loaded, or "".
+        absent: whether the checkpoint has no state of Zephon.
     """
 
     numbers: int
@@ -140,9 +140,9 @@ class Ahead:
 
 
 def look_ahead(view: TrainerView, lanes: int) -> Ahead | None:
-    """The checkpoint that the trainer is about to load; None where none is known.
+    """The checkpoint that the trainer is about to load; None if unknown.
 
-    Every rank must call it; the first one reads. Any other fault of the checkpoint is DCP's to report.
+    Collective; the first rank reads. Other faults of the checkpoint are left to DCP.
     """
 
     def look() -> Ahead | None:
@@ -163,8 +163,8 @@ def _examined(folder: str, keys: Mapping[str, int], lanes: int) -> Ahead:
     if not any(key.startswith((_PREFIX, "optimizer.", "train_state.", "lr_scheduler.")) for key in keys):
         return Ahead(
             numbers,
-            f"the checkpoint {folder} holds a model alone (TorchTitan writes the last one so with "
-            "last_save_model_only), which no run can continue. Load an earlier one (--checkpoint.load_step), or start "
+            f"the checkpoint {folder} holds only a model (as the last one with last_save_model_only), "
+            "so the run cannot be continued from it. Load an earlier one (--checkpoint.load_step), or start "
             "a new run from it in another folder (--checkpoint.initial_load_path).",
         )
     if _RUN not in names:
@@ -181,7 +181,7 @@ def _examined(folder: str, keys: Mapping[str, int], lanes: int) -> Ahead:
 
 
 def _about_to_load(view: TrainerView) -> str | None:
-    """The checkpoint that the data's state will be loaded from; None where it is unknown, or none will be."""
+    """The checkpoint that the state of the data will be loaded from; None if unknown or none."""
     checkpoint: Any = getattr(view.config, "checkpoint", None)
     if not getattr(checkpoint, "enable", False) or "dataloader" in getattr(checkpoint, "exclude_from_loading", ()):
         return None
@@ -203,13 +203,13 @@ def _step_of(name: str) -> int:
 
 
 def _is_whole(folder: str, step: int) -> bool:
-    """Whether TorchTitan takes the checkpoint of a step for one."""
+    """Whether TorchTitan regards the checkpoint of a step as complete."""
     path = filesystem.join(folder, f"step-{step}")
     return any(filesystem.isfile(filesystem.join(path, f)) for f in (".metadata", "model.safetensors.index.json"))
 
 
 def _keys_in(folder: str) -> dict[str, int] | None:
-    """The keys of a checkpoint and the number of elements of each; None where they cannot be read."""
+    """The keys of a checkpoint and the number of elements of each; None if they cannot be read."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.fsspec_filesystem import FsspecReader  # the one that DCP takes for URIs
 

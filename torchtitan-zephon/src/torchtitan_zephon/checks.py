@@ -1,4 +1,4 @@
-"""Start-up checks: a misconfigured run fails before its first step, with one sentence."""
+"""Start-up checks: a misconfigured run fails before its first step."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def check_topology(
     """The lanes of the run and of this rank. "auto" lanes follow from a global batch that is fixed.
 
     Args:
-        steps: whether the loader is stepped by the global batch, as in training; a validator has steps of its own.
+        steps: whether a step of the loader is a global batch, as in training but not in validation.
 
     Raises:
-        TopologyError: lanes, ranks and global batch do not divide, or lanes cannot be chosen.
+        TopologyError: lanes, ranks and global batch do not divide, or "auto" lanes are undefined.
     """
     if recipe.canonical_replicas == "auto" and (batch is None or not batch.fixed):
         problem = (
-            "no trainer with a global batch builds this data loader. Pass global_batch_size to build(), or set "
+            "there is no trainer to take it from. Pass global_batch_size to build(), or set "
             "canonical_replicas in the recipe."
             if batch is None
             else f"{batch.key} is not set: the global batch ({batch.records} sequences here), and with it the data, "
@@ -44,7 +44,7 @@ def tokenizer_folder(tokenizer: Any) -> str:
     """The folder of the trainer's tokenizer.
 
     Raises:
-        TokenizerError: the tokenizer does not name it, or it has no tokenizer.json.
+        TokenizerError: the tokenizer has no path, or the folder no tokenizer.json.
     """
     path = getattr(tokenizer, "tokenizer_path", None)
     if not isinstance(path, str | os.PathLike):

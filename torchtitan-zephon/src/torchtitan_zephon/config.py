@@ -42,7 +42,7 @@ _RecipeConfig = _config_of(DataRecipe, "_RecipeConfig", BaseDataLoader.Config)
 
 @dataclass(kw_only=True, slots=True)
 class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
-    """A data recipe as config: every key of docs/recipe.md, and what concerns one run only.
+    """A data recipe as config: every key of docs/recipe.md, and settings of a single run.
 
     Tokenizer, sequence length, batch sizes and parallelism are the trainer's and not repeated here.
     """
@@ -53,33 +53,32 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
     sources: list[Source] = field(default_factory=list)  # type: ignore[valid-type]
     """The datasets, at least one."""
     schedule: Annotated[list[Any], tyro.conf.Suppress] = field(default_factory=list)
-    """Stages of a mixture that changes, tables as in a recipe; set by from_toml."""
+    """Stages of the mixture, as tables of a recipe; set by from_toml."""
 
     ledger: str | None = None
-    """Folder in which every rank writes what it consumed, for `zephon verify`; None writes nothing."""
+    """Folder in which every rank records what it consumed, for `zephon verify`; None writes nothing."""
     flush_index: str | None = None
     """Folder in which every rank writes where windows begin; None writes nothing."""
     allow_changes: list[str] = field(default_factory=list)
     """Names of differences to accept when a checkpoint was taken with other data; the refusal lists them."""
     skip_steps: list[str] = field(default_factory=list)
-    """Steps whose data are left out, for example after a loss spike: 1000-1010 leaves out these eleven. They are
-    numbered from 1, as the steps of a run that leaves out none; a range that the checkpoint has left out already may
-    stay."""
+    """Steps whose data are left out, for example after a loss spike: 1000-1010 leaves out eleven. Numbers
+    start at 1 and are those of a run without skip_steps; ranges that the checkpoint has left out already may stay."""
     start_afresh: bool = False
-    """Begin the data at its start where the checkpoint holds no Zephon state, instead of refusing it. A checkpoint
-    that holds one is loaded as ever, so a restarted job may keep the switch."""
+    """Begin the data at its start if the checkpoint has no state of Zephon, instead of refusing it. Other checkpoints
+    are loaded as usual, so a restarted job may keep the switch."""
 
     recipe: Annotated[str, tyro.conf.Suppress] = ""
-    """The file that the values came from, for messages."""
+    """Path of the recipe, for messages."""
     infinite: Annotated[bool | None, tyro.conf.Suppress] = None
     """Set by TorchTitan 0.3's validator, and by nobody else."""
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str], **overrides: Any) -> Self:
-        """The config of a data recipe; `overrides` are fields that take the place of what the recipe says.
+        """The config of a data recipe; `overrides` are fields that replace those of the recipe.
 
         Raises:
-            RecipeError: the recipe cannot be read or is not usable, or an override is none.
+            RecipeError: the recipe cannot be read or is invalid, or an override is unknown.
         """
         plain = DataRecipe.from_toml(path).to_dict()
         names = [f.name for f in fields(cls)]
@@ -98,7 +97,7 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
         """`skip_steps` as ranges [first, last) of steps counted from 0.
 
         Raises:
-            RecipeError: one is not written as first-last.
+            RecipeError: an entry is not of the form first-last.
         """
         ranges = []
         for text in self.skip_steps:
@@ -116,7 +115,7 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
         """The recipe that these fields make up, checked.
 
         Raises:
-            RecipeError: a value is not usable.
+            RecipeError: a value is invalid.
         """
         where = f"dataloader config (of {self.recipe})" if self.recipe else "dataloader config"
         if self.dataset or self.dataset_path:
@@ -126,7 +125,7 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
             )
         if not self.sources:
             raise RecipeError(
-                f"{where}: sources is empty; make the config with ZephonDataLoader.Config.from_toml(recipe)."
+                f"{where}: sources is empty; expected at least one. Use ZephonDataLoader.Config.from_toml(recipe)."
             )
         values = {name: getattr(self, name) for name in (*keys_of(DataRecipe), "schedule")}
         sources = [source if isinstance(source, Mapping) else asdict(source) for source in self.sources]

@@ -1,7 +1,7 @@
-"""Recipes to launch: `--module torchtitan_zephon --config llama3_debugmodel_zephon`.
+"""Configs to launch: `--module torchtitan_zephon --config llama3_debugmodel_zephon`.
 
-The environment variable ZEPHON_RECIPE names the data recipe; ZEPHON_VALIDATION_RECIPE, if set, that of a validation of
-all its documents. Fields can be overridden on the command line as ever.
+The environment variable ZEPHON_RECIPE is the path of the data recipe; ZEPHON_VALIDATION_RECIPE, if set, that of the
+validation data, all documents of which are used. Fields can be overridden on the command line.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEMO_VOCAB = 8192
 def llama3_debugmodel_zephon() -> Trainer.Config:
     """TorchTitan's llama3_debugmodel on the data of ZEPHON_RECIPE, small enough for a CPU.
 
-    Its vocabulary is widened to the 8,192 tokens of the tokenizer that `zephon demo` trains, and its global batch is
+    Its vocabulary is widened to the 8,192 tokens of the tokenizer that `make demo` trains, and its global batch is
     fixed, so that the data does not change with the number of ranks.
     """
     config = llama3.llama3_debugmodel()

@@ -1,11 +1,11 @@
-"""TorchTitan's own training on machines without a GPU, over gloo: for tests, and for trying things out.
+"""TorchTitan's own training on machines without a GPU, over gloo: for tests and trials.
 
     torchrun --nproc_per_node=2 -m torchtitan_zephon.cpu_train --module torchtitan_zephon --config ...
 
-It takes the arguments of `torchtitan.train` and runs it with the CPU as device. Replaced, in this process only, is what
+It takes the arguments of `torchtitan.train` and runs it with the CPU as device. In this process only, it replaces what
 has no CPU version: FlexAttention (by scaled dot product attention, which lets tokens see earlier documents of their
 record), CUDA graphs, and FSDP's reduction by a premultiplied sum. For TorchTitan 0.3 and its main branch of August
-2026; nothing of the package imports it.
+2026; no module of the package imports it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ __all__ = ["main", "prepare"]
 
 
 def _device_is_cpu() -> None:
-    """Give torch.cpu what TorchTitan asks of a device module, before torchtitan is imported."""
+    """Add to torch.cpu what TorchTitan needs of a device module, before torchtitan is imported."""
     import torch
     import torch._utils
 

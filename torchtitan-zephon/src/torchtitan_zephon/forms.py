@@ -1,4 +1,4 @@
-"""Batches in the forms that TorchTitan takes.
+"""The forms of batches that TorchTitan accepts.
 
 rows
     TorchTitan 0.3: `({"input": int64[B, S], "positions": int64[B, S]}, labels int64[B, S])`.
@@ -33,7 +33,7 @@ class Form:
         seq_len: S, tokens of a record that the model sees.
         microbatch_size: B, records per batch.
         flat: one sequence per batch instead of rows.
-        counts: with the padding mask and the number of valid tokens.
+        counts: whether inputs include the padding mask and the number of valid tokens.
     """
 
     seq_len: int
@@ -42,7 +42,7 @@ class Form:
     counts: bool = False
 
     def shape(self, batch: SampleBatch) -> tuple[dict[str, Any], Any]:
-        """Inputs and labels; labels without a loss are IGNORE_INDEX."""
+        """Inputs and labels; labels are IGNORE_INDEX where no loss is computed."""
         fields = batch.to_training(
             ignore_index=IGNORE_INDEX,
             rename_fields={"input_ids": "input", "position_ids": "positions"},

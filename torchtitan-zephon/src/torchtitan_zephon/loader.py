@@ -1,4 +1,4 @@
-"""`ZephonDataLoader`: TorchTitan's data loader, made of a Zephon pipeline."""
+"""`ZephonDataLoader`: TorchTitan's data loader on a Zephon pipeline."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ class ZephonDataLoader(BaseDataLoader):
 
     Args:
         config: the data.
-        dp_world_size, dp_rank: size of the batch mesh, and this rank's place in it. Ranks with the same place (tensor-,
-            context- and pipeline-parallel peers) make the same batches.
+        dp_world_size, dp_rank: size of the batch mesh, and this rank's index in it. Ranks with the same index (tensor-,
+            context- and pipeline-parallel peers) yield the same batches.
         tokenizer: the trainer's; its folder is used.
-        global_batch_size: records per optimizer step; by default that of the trainer that builds this loader.
+        global_batch_size: records per optimizer step; by default taken from the trainer that builds this loader.
         sizes: of batches, as versions of TorchTitan pass them; see `torchtitan_zephon.forms`.
 
     Raises:
@@ -102,7 +102,7 @@ class ZephonDataLoader(BaseDataLoader):
         self._pipeline = self._pipeline_of(
             recipe, self._topology, folder, ledger=config.ledger, flush_index=config.flush_index
         )
-        # Faults of the data show now, and those of the validation's data too, not after the first steps.
+        # Open training and validation data now, so that errors show before the first step.
         pipelines = [self._pipeline]
         validator = getattr(view.config, "validator", None)
         validation = getattr(validator, "dataloader", None)
@@ -123,7 +123,7 @@ class ZephonDataLoader(BaseDataLoader):
             dp_group_id=topology.dp_group_id,
             global_batch=topology.global_batch,
             canonical_replicas=topology.lanes,
-            # Of all ranks: peers of a data-parallel rank ask as often as it does.
+            # Over all ranks: peers of a data-parallel rank call it equally often.
             combine_flag=partial(any_rank, device=device_type) if is_distributed() else bool,
             **options,
         )
@@ -136,7 +136,7 @@ class ZephonDataLoader(BaseDataLoader):
             self._skip()
         self._started = True
         batches, progress, last = iter(self._pipeline), self.progress, None
-        # TorchTitan drops a validation step that the data do not fill, so it is filled with blank records.
+        # TorchTitan drops an incomplete validation step, so it is filled with blank records.
         per_step = self._view.pipeline_microbatches if self._validating else 1
         try:
             while True:
@@ -151,11 +151,11 @@ class ZephonDataLoader(BaseDataLoader):
                 progress.add(batch, time.perf_counter() - began)
                 yield shaped
         finally:
-            # A validator drops the iterator after its steps; the threads behind it end then.
+            # A validator drops the iterator after its steps; this ends the threads of the pipeline.
             self._pipeline.close()
 
     def _skip(self) -> None:
-        """Leave out the steps that the config names, unless the checkpoint has left them out already."""
+        """Leave out the steps of skip_steps, unless the checkpoint has left them out already."""
         skipped, batch = self._pipeline.skipped, self._topology.global_batch
         for begin, end in skipped:
             named = batch and any(first * batch <= begin and end <= last * batch for first, last in self._to_skip)
@@ -167,16 +167,13 @@ class ZephonDataLoader(BaseDataLoader):
                 )
         for first, last in self._to_skip:
             if batch is None:
-                raise PipelineError(
-                    "dataloader.skip_steps counts steps of the global batch, which is not known. Pass "
-                    "global_batch_size to build()."
-                )
+                raise PipelineError("dataloader.skip_steps needs the global batch; pass global_batch_size to build().")
             if any(begin <= first * batch and last * batch <= end for begin, end in skipped):
                 continue
             if first * batch < self.cursor:
                 raise PipelineError(
-                    f"dataloader.skip_steps names the steps {first + 1}-{last}, and the data of the first "
-                    f"{self.cursor // batch} are used already. Load an earlier checkpoint (--checkpoint.load_step), or "
+                    f"dataloader.skip_steps holds {first + 1}-{last}; expected steps after {self.cursor // batch}, "
+                    "whose data are used already. Load an earlier checkpoint (--checkpoint.load_step), or "
                     "name later steps."
                 )
             _log.warning("the data of the steps %d to %d are left out (skip_steps)", first + 1, last)
@@ -186,7 +183,7 @@ class ZephonDataLoader(BaseDataLoader):
         """One key per owned lane and one for the run; see `torchtitan_zephon.checkpointing`.
 
         Raises:
-            CheckpointError: before a load, the checkpoint has no state that fits.
+            CheckpointError: before a load, the checkpoint has no state that can be loaded.
         """
         ahead = None if self._started else look_ahead(self._view, self._topology.lanes)
         if ahead is None:
@@ -202,7 +199,7 @@ class ZephonDataLoader(BaseDataLoader):
         return blank_keys(self._topology, ahead.numbers)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on where the checkpoint was taken, on any number of ranks.
+        """Continue from the checkpoint, on any number of ranks.
 
         Raises:
             CheckpointError: the data would differ; one line per difference.
@@ -221,7 +218,7 @@ class ZephonDataLoader(BaseDataLoader):
             )
 
     def close(self) -> None:
-        """End the threads behind the stream."""
+        """End the threads of the pipeline."""
         self._pipeline.close()
 
     def mixture(self) -> dict[str, Mixture]:
@@ -246,5 +243,5 @@ class ZephonDataLoader(BaseDataLoader):
 
 
 def training_loader() -> ZephonDataLoader | None:
-    """The loader of this process that trains, if there is one."""
+    """The training loader of this process, or None."""
     return _training() if _training is not None else None

@@ -34,7 +34,7 @@ def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float
 class ZephonMetricsProcessor(MetricsProcessor):
     """TorchTitan's metrics and those of the data loader; set it as `config.metrics`.
 
-    They are gathered at the steps that are logged, from counters that the loader keeps anyway.
+    They are reduced over ranks at logged steps only.
     """
 
     @dataclass(kw_only=True, slots=True)

@@ -1,9 +1,9 @@
 """Settings of TorchTitan's trainer that it does not pass to its data loader.
 
 Why callers' frames are inspected: TorchTitan builds a loader with its share of the batch only. The global batch, the
-model's vocabulary, the validator's data and the checkpoint to load are fields of the trainer's config, and none of the
-arguments, hooks or globals of TorchTitan leads there while the loader is built. The trainer (or its validator) is one
-of the callers, so its config is found there, and users set `config.training.global_batch_size` as ever. Any other
+model's vocabulary, the validator's data and the checkpoint to load are fields of the trainer's config, which no
+argument, hook or global of TorchTitan provides while the loader is built. The trainer (or its validator) is one of the
+callers, so its config is read from their frames, and users set `config.training.global_batch_size` as usual. Any other
 caller passes `global_batch_size` to `config.build()`.
 """
 
@@ -105,7 +105,7 @@ class TrainerView:
 
     @property
     def model_vocab_size(self) -> int | None:
-        """Rows of the model's embedding, or None where the model does not say."""
+        """Rows of the model's embedding, or None if unknown."""
         model = getattr(getattr(self.config, "model_spec", None), "model", None)
         size = getattr(model, "vocab_size", None)
         return size if isinstance(size, int) else None

@@ -65,16 +65,12 @@ class OrderSettings:
 
     def __post_init__(self) -> None:
         check_keys(self)
-        passes = [name for name in ("stop_after_passes", "max_repeats") if getattr(self, name) is not None]
-        if self.exhausted_policy == "stop" and passes:
+        ends = [name for name in END_KEYS if getattr(self, name) not in (None, "repeat")]
+        if len(ends) > 1:
+            first, second = ends[:2]
             raise RecipeError(
-                f'exhausted_policy is "stop", which is one pass, and {passes[0]} is {getattr(self, passes[0])}; they '
+                f"{first} is {seen(getattr(self, first))} and {second} is {seen(getattr(self, second))}; they "
                 "contradict each other, so remove one of them."
-            )
-        if len(passes) > 1:
-            raise RecipeError(
-                f"stop_after_passes is {self.stop_after_passes} and max_repeats is {self.max_repeats}; keep the first "
-                "for the run to end there, the second for the others to go on."
             )
 
 
@@ -99,12 +95,12 @@ class CurriculumSettings(OrderSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not self.repeat and (self.exhausted_policy == "repeat" or self.max_repeats or self.stop_after_passes):
-            name = next(name for name in END_KEYS if getattr(self, name))
-            raise RecipeError(
-                f"repeat is false and {name} is {seen(getattr(self, name))}; they contradict each other, so remove one "
-                "of them."
-            )
+        for name in END_KEYS:
+            if not self.repeat and getattr(self, name) not in (None, "stop", 0):
+                raise RecipeError(
+                    f"repeat is false and {name} is {seen(getattr(self, name))}; they contradict each other, so remove "
+                    "one of them."
+                )
 
 
 @dataclass(frozen=True, kw_only=True)

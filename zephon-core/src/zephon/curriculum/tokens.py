@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -80,8 +80,3 @@ class TokenEstimation:
             )
         ratio = tokens / text_bytes * group_text_bytes / catalog_bytes
         return ratio * catalog.bytes / catalog.rows
-
-    @staticmethod
-    def bytes_per_row(datasets: Sequence[OpenDataset]) -> list[float]:
-        """The measure where tokens are not estimated: bytes of text per row by the catalogs."""
-        return [max(1.0, d.catalog.bytes / d.catalog.rows) for d in datasets]

@@ -12,7 +12,6 @@ import pyarrow as pa
 
 from zephon.config.options import FaultPolicy, Options, default_workers
 from zephon.curriculum.source import WorkSource
-from zephon.curriculum.tokens import TokenEstimation
 from zephon.data.cache import DecodeCache
 from zephon.data.fetch import open_spans
 from zephon.data.reader import OpenDataset
@@ -142,8 +141,7 @@ def measure_ratios(
     """
     datasets, estimation = inputs.datasets, source.estimation
     if not source.counts_tokens or estimation is None:
-        counted = dict(zip(source.names, TokenEstimation.bytes_per_row(datasets), strict=True))
-        return {**counted, **known}
+        return {d.name: known.get(d.name, max(1.0, d.catalog.bytes / d.catalog.rows)) for d in datasets}
 
     def measured(number: int) -> float:
         def count(table: pa.Table) -> int:
