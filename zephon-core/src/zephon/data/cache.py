@@ -6,6 +6,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
+from typing import Any
 
 import pyarrow as pa
 
@@ -31,6 +32,9 @@ class DecodeCache:
         self._lock = threading.Lock()
         self._tables: OrderedDict[Hashable, tuple[pa.Table, int]] = OrderedDict()
         self._flights: dict[Hashable, Future[pa.Table]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return DecodeCache, (self.max_bytes,)  # a pipeline's own process (isolate) starts with an empty one
 
     def get(self, key: Hashable, decode: Callable[[], pa.Table]) -> pa.Table:
         """The group `key`, from memory or by calling `decode`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -189,6 +190,12 @@ class ShardFiles(GroupSource):
             self._types = {name: pa.type_for_alias(kind) for name, kind in named.items() if kind}
         self._lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_readers")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _readers=OrderedDict())
 
     def read(self, shard: int, group: Group) -> pa.Table:
         """The rows of a group; where damage is skipped, damaged rows are marked in the column `FAULT`."""
