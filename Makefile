@@ -9,7 +9,7 @@ test:
 	@scripts/test
 
 test-all:
-	@scripts/test --numprocesses=2 --dist=worksteal -m ""
+	@TEST_DEPTH=5 scripts/test --numprocesses=2 --dist=worksteal -m ""
 
 lint: setup
 	@scripts/lint

@@ -302,7 +302,7 @@ class TestErrors:
         script = run_script(tmp_path, tiny_tokenizer, "next(iter(pipeline))")
         made = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
         assert made.returncode == 1
-        assert 'put what it runs under if __name__ == "__main__":' in made.stderr.splitlines()[-1]
+        assert 'Put the code that runs under if __name__ == "__main__":' in made.stderr.splitlines()[-1]
 
 
 class TestPlaces:

@@ -1,15 +1,14 @@
 """Taking over: a run that goes on with other sources loses no row of those that stay, and repeats none."""
 
 import itertools
-import json
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from support import step_digests
 from support.examples import few
 from support.operator_data import Doubled
+from support.runs import build_all, go_on, shapes
 from zephon import CheckpointError, Pipeline, PipelineError, RecipeError, ZephonError
 from zephon.config.topology import divisors
 from zephon.io import Dataset
@@ -56,47 +55,7 @@ def takeovers(draw):
     return chain
 
 
-@st.composite
-def shapes(draw):
-    lanes = draw(st.sampled_from([1, 2, 4, 6]))
-    return {
-        "lanes": lanes,
-        "global_batch": lanes * draw(st.integers(1, 3)),
-        "seq_len": draw(st.integers(3, 50)),
-        "window": draw(st.integers(1, 3)),
-        "buffer": draw(st.sampled_from([None, 1, 7, 64])),
-        "algorithm": draw(st.sampled_from(["wrap", "ensure_mixture", "best_fit"])),
-    }
-
-
-def build_all(source, shape, tokenizer, groups=1, microbatch=1):
-    made = []
-    for group in range(groups):
-        pipeline = (
-            Pipeline(source)
-            .options(
-                runner="inline",
-                canonical_replicas=shape["lanes"],
-                global_batch=shape["global_batch"],
-                flush_every_k_chunks=shape["window"],
-                dp_degree=groups,
-                dp_group_id=group,
-            )
-            .tokenize(tokenizer)
-        )
-        ensure = shape["algorithm"] == "ensure_mixture"
-        pipeline = pipeline.ensure_mixture(64) if ensure else pipeline
-        pipeline = pipeline.pack_flat(shape["seq_len"], "wrap" if ensure else shape["algorithm"])
-        if shape["buffer"]:
-            pipeline = pipeline.shuffle(shape["buffer"], seed=3)
-        made.append(pipeline.batch(microbatch))
-    return made
-
-
-def run(pipelines, steps, shape):
-    """The digests of some steps, and the states after them."""
-    digests = step_digests(pipelines, steps, shape["global_batch"])
-    return digests, [json.loads(json.dumps(p.checkpoint())) for p in pipelines]
+ONE = {"lanes": 1, "batch": 1}
 
 
 @SETTINGS
@@ -108,22 +67,11 @@ def test_a_run_taken_over_does_not_depend_on_topology_and_resumes_anywhere(tiny_
     def whole(topologies):
         made, states = [], None
         for source, count in zip(chain, steps, strict=True):
-            pipelines = build_all(source, shape, tiny_tokenizer, next(topologies))
-            for pipeline in pipelines if states else ():
-                pipeline.restore(states)
-            if count == 0 and states is None:
-                states = [p.checkpoint() for p in pipelines]
-                continue
-            digests, states = run(pipelines, count, shape) if count else ([], [p.checkpoint() for p in pipelines])
-            made += digests
-            for pipeline in data.draw(st.sampled_from([pipelines, []])):
-                next(iter(pipeline))
-            # A second resume of the same source, so that a state of the taken over run is restored too.
-            pipelines = build_all(source, shape, tiny_tokenizer, next(topologies))
-            for pipeline in pipelines:
-                pipeline.restore(states)
-            digests, states = run(pipelines, more, shape)
-            made += digests
+            # Twice, so that a state of the run that took over is restored too.
+            for part in (count, more):
+                pipelines = build_all(source, tiny_tokenizer, **shape, groups=next(topologies))
+                digests, states = go_on(pipelines, part, shape["batch"], states)
+                made += digests
         return made
 
     alone = whole(itertools.repeat(1))
@@ -138,10 +86,8 @@ def test_sources_that_stay_lose_no_row_and_repeat_none(tiny_tokenizer, chain, sh
     those of each lane and dataset, over all takeovers, are the positions 0, 1, 2, ... of its order without gap."""
     states = None
     for source in chain:
-        (pipeline,) = build_all(source, shape, tiny_tokenizer)
-        if states:
-            pipeline.restore(states)
-        _, states = run([pipeline], data.draw(st.integers(1, 5)), shape)
+        (pipeline,) = build_all(source, tiny_tokenizer, **shape)
+        _, states = go_on([pipeline], data.draw(st.integers(1, 5)), shape["batch"], states)
     made = pipeline.compiled
     curriculum, orders = made.plan.curriculum, source.orders(made.datasets, shape["lanes"])
     for lane in range(shape["lanes"]):
@@ -160,10 +106,9 @@ def test_a_new_mixture_holds_at_once(tiny_tokenizer):
     new = StaticMixtureWorkSource(
         [dataset("b", 900), dataset("c", 900)], mixture={"b": 1, "c": 3}, continues=old, seed=1
     )
-    shape = {"lanes": 4, "global_batch": 8, "seq_len": 16, "window": 1, "buffer": 16, "algorithm": "wrap"}
-    (pipeline,) = build_all(old, shape, tiny_tokenizer, microbatch=8)
-    _, states = run([pipeline], 10, shape)
-    (pipeline,) = build_all(new, shape, tiny_tokenizer, microbatch=8)
+    shape = {"lanes": 4, "batch": 8, "seq_len": 16, "buffer": 16, "microbatch": 8}
+    _, states = go_on(build_all(old, tiny_tokenizer, **shape), 10, 8)
+    (pipeline,) = build_all(new, tiny_tokenizer, **shape)
     pipeline.restore(states)
     assert pipeline.mixture()["a"].target == 0
     stream = iter(pipeline)
@@ -176,21 +121,18 @@ def test_a_new_mixture_holds_at_once(tiny_tokenizer):
 def test_without_a_state_a_run_that_takes_over_says_what_it_needs(tiny_tokenizer):
     old = StaticMixtureWorkSource([dataset("a", 5)])
     new = StaticMixtureWorkSource([dataset("b", 5)], continues=old)
-    shape = {"lanes": 1, "global_batch": 1, "seq_len": 8, "window": 1, "buffer": None, "algorithm": "wrap"}
-    (pipeline,) = build_all(new, shape, tiny_tokenizer)
+    (pipeline,) = build_all(new, tiny_tokenizer, **ONE)
     with pytest.raises(CheckpointError, match="restore a state of the earlier run"):
         next(iter(pipeline))
     with pytest.raises(CheckpointError, match="restore a state of the earlier run"):
-        build_all(new, shape, tiny_tokenizer)[0].checkpoint()
+        build_all(new, tiny_tokenizer, **ONE)[0].checkpoint()
 
 
 def test_a_state_of_another_run_cannot_be_taken_over(tiny_tokenizer):
-    shape = {"lanes": 1, "global_batch": 1, "seq_len": 8, "window": 1, "buffer": None, "algorithm": "wrap"}
     other = StaticMixtureWorkSource([dataset("a", 6)])
     old = StaticMixtureWorkSource([dataset("a", 5)])
-    (pipeline,) = build_all(other, shape, tiny_tokenizer)
-    _, states = run([pipeline], 3, shape)
-    (pipeline,) = build_all(StaticMixtureWorkSource([dataset("b", 5)], continues=old), shape, tiny_tokenizer)
+    _, states = go_on(build_all(other, tiny_tokenizer, **ONE), 3, 1)
+    (pipeline,) = build_all(StaticMixtureWorkSource([dataset("b", 5)], continues=old), tiny_tokenizer, **ONE)
     with pytest.raises(CheckpointError, match="dataset a"):
         pipeline.restore(states)
 

@@ -27,7 +27,7 @@ texts = st.one_of(
 def many_texts(seed, count):
     """More documents than are worth drawing one by one: short ones, blank ones, and now and then a huge one."""
     choose = random.Random(seed)
-    kinds = [None, "", " ", "a", "two words", "some words and more of them", "word " * 300, "é木 " * 10_000]
+    kinds = [None, "", " ", "a", "two words", "some words and more of them", "word " * 300, "é木 " * 2_000]
     return choose.choices(kinds, weights=[2, 2, 2, 20, 40, 40, 4, 0.3], k=count)
 
 
@@ -119,22 +119,6 @@ def build_all(source, shape, tokenizer, groups, microbatch=1, **options):
     return [
         build(source, shape, tokenizer, groups=groups, group=g, microbatch=microbatch, **options) for g in range(groups)
     ]
-
-
-@SETTINGS
-@given(sources(), shapes(), st.data())
-def test_batches_do_not_depend_on_runner_workers_look_ahead_or_cache(tiny_tokenizer, source, shape, data):
-    wanted = step_digests([build(source, shape, tiny_tokenizer)], 4, shape["global_batch"])
-    options = {
-        "prefetch_buffer_size": data.draw(st.sampled_from([None, 1, 1000, 10**8])),
-        "prefetch_batches": data.draw(st.sampled_from([None, 1, 5])),
-        "fetch_parallelism": data.draw(st.sampled_from([None, 1, 3])),
-        "pack_parallelism": data.draw(st.sampled_from([None, 1, 3])),
-        "io_options": {"cache": {"enabled": False, "memory_bytes": data.draw(st.sampled_from([1, 10**8]))}},
-    }
-    other = build(source, shape, tiny_tokenizer, runner="threads", microbatch=shape["global_batch"], **options)
-    assert step_digests([other], 4, shape["global_batch"]) == wanted
-    other.close()
 
 
 @SETTINGS

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 
 from support import step_digests
 from support.examples import few
+from support.runs import build_all, go_on, shapes
 from zephon import CheckpointError, Pipeline, PipelineError
 from zephon.config.topology import divisors
 from zephon.io import Dataset
 from zephon.ops.turns import Turns
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource
 
-SETTINGS = few(12)
+SETTINGS = few(4)
 
 
 @st.composite
@@ -38,65 +39,32 @@ def sources(draw, *, repeat=True):
     )
 
 
-@st.composite
-def shapes(draw):
-    lanes = draw(st.sampled_from([1, 2, 3, 4, 8]))
-    return {
-        "lanes": lanes,
-        "batch": lanes * draw(st.integers(1, 3)),
-        "seq_len": draw(st.integers(1, 60)),
-        "window": draw(st.integers(1, 3)),
-        "buffer": draw(st.sampled_from([None, 7, 64])),
-        "held": draw(st.sampled_from([1, 30, 300])),
-    }
-
-
-def build(source, shape, tokenizer, *, groups=1, group=0, runner="inline", drop_last=True, **options):
-    pipeline = Pipeline(source).options(
-        runner=runner,
-        canonical_replicas=shape["lanes"],
-        global_batch=shape["batch"],
-        flush_every_k_chunks=shape["window"],
-        dp_degree=groups,
-        dp_group_id=group,
-        **options,
-    )
-    pipeline = pipeline.tokenize(tokenizer).ensure_mixture(shape["held"]).pack_flat(shape["seq_len"])
-    if shape["buffer"]:
-        pipeline = pipeline.shuffle(shape["buffer"], seed=3)
-    return pipeline.batch(1, drop_last=drop_last)
-
-
 @SETTINGS
-@given(sources(), shapes(), st.data())
+@given(sources(), shapes(["ensure_mixture"]), st.data())
 def test_a_run_is_the_same_on_any_topology_and_runner_and_after_any_resume(tiny_tokenizer, source, shape, data):
     steps = [data.draw(st.integers(1, 5)) for _ in range(3)]
-    wanted = step_digests([build(source, shape, tiny_tokenizer)], sum(steps), shape["batch"])
+    wanted = step_digests(build_all(source, tiny_tokenizer, **shape), sum(steps), shape["batch"])
     got, states = [], None
     for count in steps:
-        groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
-        size = data.draw(st.sampled_from([None, 1, 3000]))
-        kind = data.draw(st.sampled_from(["inline", "threads"]))
-        pipelines = [
-            build(source, shape, tiny_tokenizer, groups=groups, group=g, runner=kind, prefetch_buffer_size=size)
-            for g in range(groups)
-        ]
-        for pipeline in pipelines if states else ():
-            pipeline.restore(states)
-        got += step_digests(pipelines, count, shape["batch"])
-        states = [json.loads(json.dumps(p.checkpoint())) for p in pipelines]
-        for pipeline in pipelines:
-            pipeline.close()
+        choices = {
+            "groups": st.sampled_from(divisors(shape["lanes"])),
+            "prefetch_buffer_size": st.sampled_from([None, 1, 3000]),
+            "runner": st.sampled_from(["inline", "threads"]),
+        }
+        pipelines = build_all(source, tiny_tokenizer, **shape, **data.draw(st.fixed_dictionaries(choices)))
+        digests, states = go_on(pipelines, count, shape["batch"], states)
+        got += digests
     assert got == wanted
 
 
 @SETTINGS
-@given(sources(repeat=False), shapes())
+@given(sources(repeat=False), shapes(["ensure_mixture"]))
 def test_a_finite_run_uses_every_token_once_in_records_of_one_dataset_but_for_those_that_waited_for_too_long(
     tiny_tokenizer, source, shape
 ):
     covered, mixed = {}, 0
-    for batch in build(source, shape, tiny_tokenizer, drop_last=False):
+    (pipeline,) = build_all(source, tiny_tokenizer, **shape, drop_last=False)
+    for batch in pipeline:
         lines = batch.provenance().to_pylist()
         mixed += len({line["dataset"] for line in lines}) > 1
         for line in lines:
@@ -106,8 +74,7 @@ def test_a_finite_run_uses_every_token_once_in_records_of_one_dataset_but_for_th
         assert pieces[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     assert len(covered) == sum(dataset.table.num_rows - 2 for dataset in source.datasets)
     # Those that waited for too long, at the end of a window, and the last of each lane.
-    made = build(source, shape, tiny_tokenizer).compiled.plan
-    windows = -(-made.curriculum.chunks // shape["window"]) * shape["lanes"]
+    windows = -(-pipeline.compiled.plan.curriculum.chunks_of(0) // shape["window"]) * shape["lanes"]
     assert mixed <= windows * len(source.datasets)
 
 
@@ -138,11 +105,10 @@ def test_shares_hold_over_every_stretch_where_documents_differ_in_length(tiny_to
     for ensure in (False, True):
         pipeline = Pipeline(source).options(canonical_replicas=8, runner="inline").tokenize(tiny_tokenizer)
         pipeline = (pipeline.ensure_mixture() if ensure else pipeline).pack_flat(31).shuffle(256).batch(64)
-        counts = []
-        for batch in itertools.islice(pipeline, 100):
-            block = batch.block
-            first = np.where(block.span_dataset == 0, block.span_lengths(), 0)
-            counts.append(np.add.reduceat(first, block.span_offsets[:-1]))
+        blocks = [batch.block for batch in itertools.islice(pipeline, 100)]
+        counts = [
+            np.add.reduceat(np.where(b.span_dataset == 0, b.span_lengths(), 0), b.span_offsets[:-1]) for b in blocks
+        ]
         sums = np.concatenate([[0], np.cumsum(np.concatenate(counts))])
         worst[ensure] = np.abs((sums[1000:] - sums[:-1000]) / 32_000 - 0.3).max()
     assert worst[True] < 0.01 < worst[False]
@@ -154,8 +120,8 @@ def test_a_resume_goes_no_further_back_than_the_stock_though_a_dataset_fills_a_r
     source = StaticMixtureWorkSource([common, rare], mixture={"common": 0.999, "rare": 0.001}, chunk_size=200)
 
     def fresh():
-        pipeline = Pipeline(source).options(canonical_replicas=2, runner="inline", global_batch=4)
-        return pipeline.tokenize(tiny_tokenizer).ensure_mixture(20).pack_flat(63).batch(4)
+        shape = {"lanes": 2, "batch": 4, "seq_len": 63, "microbatch": 4, "algorithm": "ensure_mixture", "held": 20}
+        return build_all(source, tiny_tokenizer, **shape)[0]
 
     pipeline, gone, seen = fresh(), iter(fresh()), 0
     for batch in itertools.islice(pipeline, 1200):

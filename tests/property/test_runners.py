@@ -87,23 +87,26 @@ def runs(draw):
 
 @st.composite
 def places(draw):
-    """Where work runs: what decides no data."""
+    """Where work runs, with which look-ahead and cache: what decides no data."""
     return {
-        "runner": draw(st.sampled_from(["process", "threads", "process", "inline"])),
-        "isolate": draw(st.booleans()),
         "rows": draw(st.lists(st.sampled_from([None, "process", "threads"]), min_size=3, max_size=3)),
-        "prefetch_buffer_size": draw(st.sampled_from([None, 1000])),
+        "options": {
+            "runner": draw(st.sampled_from(["process", "threads", "process", "inline"])),
+            "isolate": draw(st.booleans()),
+            "prefetch_buffer_size": draw(st.sampled_from([None, 1000, 10**8])),
+            "prefetch_batches": draw(st.sampled_from([None, 1, 5])),
+            "fetch_parallelism": draw(st.sampled_from([None, 1, 3])),
+            "pack_parallelism": draw(st.sampled_from([None, 3])),
+            "io_options": {"cache": {"enabled": False, "memory_bytes": draw(st.sampled_from([1, 10**8]))}},
+        },
     }
 
 
-INLINE = {"runner": "inline", "isolate": False, "rows": [None] * 3, "prefetch_buffer_size": None}
+INLINE = {"rows": [None] * 3, "options": {"runner": "inline"}}
 
 
 def build(run, tokenizer, place=INLINE, *, groups=1, group=0, microbatch=1, **options):
     pipeline = Pipeline(run["source"]).options(
-        runner=place["runner"],
-        isolate=place["isolate"],
-        prefetch_buffer_size=place["prefetch_buffer_size"],
         canonical_replicas=run["lanes"],
         global_batch=run["batch"],
         flush_every_k_chunks=2,
@@ -111,7 +114,7 @@ def build(run, tokenizer, place=INLINE, *, groups=1, group=0, microbatch=1, **op
         dp_group_id=group,
         on_error="skip",
         error_budget=1.0,
-        **options,
+        **{**place["options"], **options},
     )
     for name, runner in zip(run["rows"], place["rows"], strict=False):
         pipeline = ROWS[name](pipeline, runner)

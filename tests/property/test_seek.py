@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from support import combine_digests, step_digests
 from support.examples import few
-from zephon import CheckpointError, DataError, Pipeline, PipelineError
+from support.runs import build_all
+from zephon import CheckpointError, DataError, PipelineError
 from zephon.config.topology import divisors
 from zephon.io import Dataset
 from zephon.run.ledger import compare, read_ledger
@@ -21,9 +22,8 @@ def build(tokenizer, *, groups=1, group=0, seed=0, repeat=True, **options):
     source = StaticMixtureWorkSource(
         datasets=[Dataset.from_dict("d", {"text": WORDS})], seed=seed, chunk_size=11, repeat=repeat
     )
-    options = {"runner": "inline", "canonical_replicas": LANES, "global_batch": BATCH, **options}
-    pipeline = Pipeline(source).options(dp_degree=groups, dp_group_id=group, **options)
-    return pipeline.tokenize(tokenizer).pack_flat(19).shuffle(40, seed=2).batch(2)
+    shape = {"lanes": LANES, "batch": BATCH, "seq_len": 19, "buffer": 40, "microbatch": 2}
+    return build_all(source, tokenizer, groups=groups, **{**shape, **options})[group]
 
 
 @SETTINGS
@@ -79,7 +79,6 @@ def test_a_damaged_index_entry_is_passed_over_and_a_foreign_index_refused(tmp_pa
         ({"sequence_number": 6}, "multiple of 4"),
         ({"sequence_number": -4}, "expected an integer from 0"),
         ({"step": "one"}, 'step is "one"'),
-        ({"step": 1, "global_batch": 6}, "global batch of 6"),
     ],
 )
 def test_places_that_do_not_exist_are_refused(tiny_tokenizer, arguments, text):
@@ -126,7 +125,7 @@ def test_skip_refuses_what_has_passed(tiny_tokenizer):
     with pytest.raises(PipelineError, match=r"skip\(5, 5\)"):
         pipeline.skip(5, 5)
     with pytest.raises(PipelineError, match="global_batch"):
-        build(tiny_tokenizer, global_batch=None).skip(5, 6)
+        build(tiny_tokenizer, batch=None).skip(5, 6)
 
 
 def consume(tokenizer, folder, groups, steps, state=None, **options):

@@ -1,6 +1,6 @@
 """Chat templates and conversations for the tests of `zephon.ops.chat`, in the styles of the field."""
 
-import json
+import functools
 from pathlib import Path
 
 from support import tokenizer_data
@@ -136,50 +136,36 @@ LLAMA = """{{- bos_token }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start|>assistant<|sep|>\\n\\n' }}{%- endif %}"""
 
-# Another name for the assistant, a system message put before the first user's.
-TURNS = """{{ bos_token }}{% if messages[0]['role'] == 'system' %}{% set first = messages[0]['content'] + '\\n\\n' %}
-{%- set rest = messages[1:] %}{% else %}{% set first = '' %}{% set rest = messages %}{% endif %}
-{%- for message in rest %}{% set role = 'model' if message['role'] == 'assistant' else message['role'] -%}
-{{ '<|start|>' + role + '\\n' + (first if loop.first else '') }}{{ message['content'] | trim }}{{ '<|eot|>\\n' }}
-{%- endfor %}{% if add_generation_prompt %}{{ '<|start|>model\\n' }}{% endif %}"""
-
 # The tokens of turns are put together of pieces.
 PIECES = """{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] + '<|im_end|>' }}
 {%- endfor %}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% else %}{{ eos_token }}{% endif %}"""
 
-# What is said goes through macros, captured blocks and filters before it is written.
-WINDING = """{%- macro turn(role, words) %}<|im_start|>{{ role }}
-{{ words }}<|im_end|>
-{% endmacro %}
-{%- set frame = '<|im_start|>note: @<|im_end|>' %}
-{%- for message in messages %}
-{%- set words %}{{ message.content | replace('\\r', '') }}{% endset %}
-{%- set lines = [] %}{%- set ns = namespace(lines=[]) %}
-{%- for line in words.split('\\n') %}{%- set ns.lines = ns.lines + [line] %}{%- endfor %}
-{{- turn(message.role, ns.lines | join('\\n')) }}
-{%- if message.role == 'system' %}{{- frame.replace('@', ' '.join(words.split())) }}
-{{- frame | replace('@', words[:9]) }}
-{%- endif %}
-{%- endfor %}
-{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"""
-
-TEMPLATES = {"chatml": CHATML, "headers": HEADERS, "inst": INST, "generation": GENERATION, "thinking": THINKING}
-STYLES = TEMPLATES | {
+STYLES = {
+    "chatml": CHATML,
+    "headers": HEADERS,
+    "inst": INST,
+    "generation": GENERATION,
+    "thinking": THINKING,
     "reasoning": REASONING,
     "fullwidth": FULLWIDTH,
     "llama": LLAMA,
-    "turns": TURNS,
     "pieces": PIECES,
-    "winding": WINDING,
 }
 SPECIAL = ("<|im_start|>", "<|im_end|>", "<|start|>", "<|sep|>", "<|eot|>")
 MORE_SPECIAL = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 MORE_SPECIAL += ("<|User|>", "<|Assistant|>", "<|user|>", "<|assistant|>", "<|system|>", "[INST]", "[/INST]")
 
 
+@functools.cache
+def chat_tokenizer(family: str = "gpt2", **options: bool) -> Path:
+    """A tokenizer without a template; see `write_chat_tokenizer`."""
+    name = "-".join(["chat", family, *(key for key, value in options.items() if value)])
+    return write_chat_tokenizer(tokenizer_data.scratch() / name, None, family, **options)
+
+
 def write_chat_tokenizer(
     folder: Path,
-    template: str | None,
+    template: str | list[dict[str, str]] | None,
     family: str = "gpt2",
     *,
     rstrip: bool = False,
@@ -187,15 +173,11 @@ def write_chat_tokenizer(
     more: bool = False,
 ) -> Path:
     """A tokenizer of this family with special tokens for chat (with `more`, all of them), and a template."""
-    folder.mkdir(parents=True, exist_ok=True)
     tree = tokenizer_data.FAMILIES[family]()
     for token in ("<|bos|>", "<|eos|>", *SPECIAL, *(MORE_SPECIAL if more else ())):
-        tree = tokenizer_data.add_token(
-            tree, token, special=True, rstrip=rstrip and token == "<|eot|>", lstrip=lstrip and token == "<|im_end|>"
-        )
-    (folder / "tokenizer.json").write_text(json.dumps(tree), encoding="utf-8")
+        strips = {"rstrip": rstrip and token == "<|eot|>", "lstrip": lstrip and token == "<|im_end|>"}
+        tree = tokenizer_data.add_token(tree, token, special=True, **strips)
     config = {"bos_token": "<|bos|>", "eos_token": "<|eos|>", "tokenizer_class": "PreTrainedTokenizerFast"}
-    if template is not None:
-        config["chat_template"] = template
-    (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    return folder
+    return tokenizer_data.save(
+        folder, tree, tokenizer_config=config | ({} if template is None else {"chat_template": template})
+    )

@@ -6,11 +6,16 @@ import itertools
 import json
 import pathlib
 import sysconfig
+import tempfile
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+
+from zephon.tokenizer.tokenizer import Tokenizer as Loaded
+from zephon.tokenizer.tokenizer import load_tokenizer
 
 Tree = dict[str, Any]
 
@@ -29,8 +34,8 @@ O200K = (
 
 @functools.cache
 def sources() -> tuple[str, ...]:
-    """About 600 kB of Python, with its comments."""
-    names = (
+    """About 500 kB of Python, with its comments."""
+    names = [
         "argparse",
         "ast",
         "datetime",
@@ -42,7 +47,7 @@ def sources() -> tuple[str, ...]:
         "random",
         "tarfile",
         "typing",
-    )
+    ]
     folder = pathlib.Path(sysconfig.get_path("stdlib"))
     paths = [p for name in names for p in (folder / f"{name}.py", folder / name / "__init__.py") if p.exists()]
     return tuple(path.read_text(encoding="utf-8") for path in paths)
@@ -95,6 +100,31 @@ FAMILIES = {
     "gemma": gemma,
     "metaspace": metaspace,
 }
+# Of the kinds of model that libraries tell apart, one each; their cousins are among the deep tests.
+EVERYDAY = ("gpt2", "llama2", "metaspace")
+_folders = tempfile.TemporaryDirectory(prefix="zephon-tokenizers-")
+
+
+def families(*everyday: str) -> list[Any]:
+    """The families as parameters of a test, all but some of them for the deep tests."""
+    return [name if name in (everyday or EVERYDAY) else pytest.param(name, marks=pytest.mark.deep) for name in FAMILIES]
+
+
+def scratch() -> pathlib.Path:
+    """A folder that is gone when this process ends."""
+    return pathlib.Path(_folders.name)
+
+
+def folder_of(family: str) -> pathlib.Path:
+    """A folder with the tokenizer of a family."""
+    folder = scratch() / family
+    return folder if folder.exists() else save(folder, FAMILIES[family]())
+
+
+@functools.cache
+def loaded(family: str, backend: str = "auto") -> Loaded:
+    """The tokenizer of a family, for tests that do not change it."""
+    return load_tokenizer(folder_of(family), backend=backend)
 
 
 def byte_level_step(*, use_regex: bool = False, add_prefix_space: bool = False) -> Tree:

@@ -1,9 +1,5 @@
 """A pipeline inside PyTorch's data loaders."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -117,45 +113,3 @@ def test_several_workers_are_refused_with_the_reason(tiny_tokenizer, monkeypatch
     monkeypatch.setattr("zephon.torch_data.get_worker_info", lambda: SimpleNamespace(num_workers=2))
     with pytest.raises(PipelineError, match="num_workers is 2; expected 0 or 1, since every worker would yield all"):
         iter(build(tiny_tokenizer).torch_dataset())
-
-
-@pytest.mark.deep
-@pytest.mark.parametrize("kind", [DataLoader, StatefulDataLoader])
-def test_several_workers_of_a_loader_are_refused(tiny_tokenizer, kind):
-    loader = kind(build(tiny_tokenizer).torch_dataset(), batch_size=None, num_workers=2)
-    with pytest.raises(PipelineError, match="num_workers is 2"):
-        taken(loader, 1)
-
-
-KILLED = """
-import os, signal, sys, time
-from pathlib import Path
-from support.process_data import children_of, wait_until
-from torch.utils.data import DataLoader
-from unit.test_torch_data import build
-
-stream = iter(DataLoader(build(Path(sys.argv[1]), runner="process").torch_dataset(), batch_size=None, num_workers=1))
-next(stream)
-(worker,) = stream._workers
-assert children_of(worker.pid)
-signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # PyTorch's ends this process
-os.kill(worker.pid, signal.SIGKILL)
-wait_until(lambda: not children_of(worker.pid))
-print("gone", flush=True)
-os._exit(0)
-"""
-
-
-@pytest.mark.deep
-def test_no_process_outlives_a_killed_worker_of_a_loader(tiny_tokenizer):
-    # In a process of its own: PyTorch ends one whose workers die.
-    folders = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    made = subprocess.run(
-        [sys.executable, "-c", KILLED, str(tiny_tokenizer)],
-        env={**os.environ, "PYTHONPATH": folders},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert "gone" in made.stdout, made.stderr

@@ -90,7 +90,7 @@ def test_long_rows_are_cut_or_split_with_all_that_belongs_to_them():
 @pytest.mark.parametrize(
     ("changed", "options", "words"),
     [
-        ({"input_ids": [1, 100]}, {}, "token id 100 is none of 0 to 99"),
+        ({"input_ids": [1, 100]}, {}, "token id 100; expected one from 0 to 99"),
         ({"input_ids": [-1]}, {}, "token id -1"),
         ({"input_ids": [1, None]}, {}, "holds a null in its list"),
         ({"loss": [1, 1, 1, 1]}, {"loss": "loss"}, '"loss" holds 4 values for 2 ids'),

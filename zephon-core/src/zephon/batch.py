@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
+from msgspec import Meta
 
 from zephon.columns.arrow import int32_array, int64_array, string_array
 from zephon.columns.records import RecordBlock
+from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
 from zephon.errors import PipelineError
 
 __all__ = ["BatchInfo", "SampleBatch"]
 
 DEFAULT_IGNORE_INDEX = -100
+_PositionMode = Literal["preserve", "sequence"]
+_Label = Annotated[int, Meta(title="an integer")]
+_TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
 FIELDS = (
     "input_ids",
     "labels",
@@ -93,9 +98,8 @@ class SampleBatch:
 
     def tokens_by_dataset(self) -> np.ndarray:
         """int64[n_datasets]: real tokens of each dataset."""
-        block = self._block
-        counts = np.bincount(block.span_dataset, weights=block.span_lengths(), minlength=len(self._info.datasets))
-        return counts.astype(np.int64)
+        lengths, n_datasets = self._block.span_lengths(), len(self._info.datasets)
+        return np.bincount(self._block.span_dataset, weights=lengths, minlength=n_datasets).astype(np.int64)
 
     def blank(self) -> SampleBatch:
         """As many records without a real token, in the same places of the run."""
@@ -110,31 +114,23 @@ class SampleBatch:
         start int32, the first place in the record; token_begin and token_end int64, the tokens of the document
         (special tokens counted) that the record holds.
         """
-        block = self._block
-        counts = np.diff(block.span_offsets)
-        lengths = block.span_lengths()
-        shard = np.empty(len(block.span_row), dtype=np.int64)
+        block, info = self._block, self._info
+        shard = np.empty(len(block.span_row), dtype=object)
         row = np.empty(len(block.span_row), dtype=np.int64)
-        # One numbering of shards over all datasets, so that names are stored once.
-        shard_names: list[str] = []
         for d in np.unique(block.span_dataset).tolist():
-            catalog = self._info.catalogs[d]
-            here = block.span_dataset == d
-            in_catalog, row[here] = catalog.locate(block.span_row[here])
-            used, index = np.unique(in_catalog, return_inverse=True)
-            shard[here] = index + len(shard_names)
-            shard_names += [str(catalog.shard_names[s]) for s in used.tolist()]
+            catalog, here = info.catalogs[d], block.span_dataset == d
+            shards, row[here] = catalog.locate(block.span_row[here])
+            shard[here] = [str(catalog.shard_names[s]) for s in shards.tolist()]
+        dataset = [info.datasets[d] for d in block.span_dataset.tolist()]
         return pa.table(
             {
-                "sequence_number": int64_array(np.repeat(self.sequence_numbers, counts)),
-                "dataset": pa.DictionaryArray.from_arrays(
-                    int32_array(block.span_dataset), string_array(self._info.datasets)
-                ),
-                "shard": pa.DictionaryArray.from_arrays(int32_array(shard), string_array(shard_names)),
+                "sequence_number": int64_array(np.repeat(self.sequence_numbers, np.diff(block.span_offsets))),
+                "dataset": string_array(dataset).dictionary_encode(),
+                "shard": string_array(shard.tolist()).dictionary_encode(),
                 "row": int64_array(row),
                 "start": int32_array(block.span_start),
                 "token_begin": int64_array(block.span_token),
-                "token_end": int64_array(block.span_token + lengths),
+                "token_end": int64_array(block.span_token + block.span_lengths()),
             }
         )
 
@@ -169,7 +165,6 @@ class SampleBatch:
         self,
         *,
         dtype: Any = "int64",
-        return_labels: bool = True,
         ignore_index: int = DEFAULT_IGNORE_INDEX,
         eos_mask_loss: bool = False,
         eos_token_id: int | None = None,
@@ -179,7 +174,6 @@ class SampleBatch:
         return_cu_seqlens: bool = False,
         position_mode: Literal["preserve", "sequence"] | None = "preserve",
         rename_fields: Mapping[str, str] | None = None,
-        exclude_fields: Collection[str] = (),
         flatten: bool = False,
         as_numpy: bool = False,
     ) -> dict[str, Any]:
@@ -212,123 +206,94 @@ class SampleBatch:
                 `as_numpy`, tokens are given without a copy.
             eos_token_id: EOS for `eos_mask_loss`; by default the one the pipeline adds.
             rename_fields: other names for fields.
-            exclude_fields: fields to leave out.
 
         Raises:
-            PipelineError: an option does not fit.
+            PipelineError: an option is invalid.
         """
-        numpy_dtype = _numpy_dtype(dtype)
-        if position_mode not in ("preserve", "sequence", None):
-            raise PipelineError(f'position_mode is {position_mode!r}; "preserve", "sequence" or None is needed.')
-        exclude_fields = () if exclude_fields is None else exclude_fields
-        if isinstance(exclude_fields, str) or not isinstance(exclude_fields, Collection):
-            raise PipelineError(f"exclude_fields is {exclude_fields!r}; a list of names of fields is needed.")
-        if rename_fields is not None and not isinstance(rename_fields, Mapping):
-            raise PipelineError(f"rename_fields is {rename_fields!r}; new names by name of field are needed.")
-        for what, value in (("ignore_index", ignore_index), ("eos_token_id", eos_token_id)):
-            if (what, value) != ("eos_token_id", None) and (isinstance(value, bool) or not isinstance(value, int)):
-                raise PipelineError(f"{what} is {value!r}; a whole number is needed.")
-        if eos_token_id is not None and not 0 <= eos_token_id < 1 << 32:
-            raise PipelineError(f"eos_token_id is {eos_token_id}; the id of a token is needed.")
-        for name in [*(rename_fields or ()), *exclude_fields]:
-            if name not in FIELDS:
-                raise PipelineError(f"there is no field {name!r} to rename or exclude; the fields are {list(FIELDS)}.")
+        names = dict(rename_fields or {})
+        integers = _integer_dtype(dtype)
+        # Ten microseconds each, so the defaults are not checked.
+        if position_mode not in ("preserve", None):
+            check(_PositionMode, position_mode, "position_mode", PipelineError)
+        if ignore_index != DEFAULT_IGNORE_INDEX:
+            check(_Label, ignore_index, "ignore_index", PipelineError)
+        if eos_token_id is not None:
+            check(_TokenId, eos_token_id, "eos_token_id", PipelineError)
+        refuse_unknown(names, FIELDS, "field in rename_fields", PipelineError)
         block = self._block
         n, seq_len = len(block), block.tokens.shape[1] - 1
-        inputs, labels = block.tokens[:, :-1], block.tokens[:, 1:]
+        inputs = block.tokens[:, :-1]
         places = np.arange(seq_len, dtype=np.int32)
-        padded = bool((block.lengths <= seq_len).any())
-        ignored = places >= block.lengths[:, None] - 1 if padded else None
-        if block.loss is not None:
-            ignored = ~block.loss[:, 1:] if ignored is None else ignored | ~block.loss[:, 1:]
-        if eos_mask_loss:
-            eos = self._info.eos_id if eos_token_id is None else eos_token_id
-            if eos is None:
-                raise PipelineError("eos_mask_loss needs eos_token_id, since this pipeline adds no EOS of its own.")
-            after_eos = inputs == eos
-            ignored = after_eos if ignored is None else ignored | after_eos
+        ignored = self._ignored(places, eos_mask_loss, eos_token_id)
+        counted = block.counted_positions()
 
-        fields: dict[str, Any] = {"input_ids": inputs.astype(numpy_dtype, copy=False)}
-        if return_labels:
-            fields["labels"] = labels.astype(numpy_dtype, copy=ignored is not None)
-            limits = np.iinfo(numpy_dtype)
-            needed = ignored is not None or ignore_index != DEFAULT_IGNORE_INDEX
-            if needed and not limits.min <= ignore_index <= limits.max:
-                raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {numpy_dtype}.")
-            if ignored is not None:
-                fields["labels"][ignored] = ignore_index
+        fields: dict[str, Any] = {"input_ids": inputs.astype(integers, copy=False)}
+        fields["labels"] = block.tokens[:, 1:].astype(integers, copy=ignored is not None)
+        if ignored is not None:
+            limits = np.iinfo(integers)
+            if not limits.min <= ignore_index <= limits.max:
+                raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {integers}.")
+            fields["labels"][ignored] = ignore_index
         if position_mode == "sequence":
-            fields["position_ids"] = np.tile(places.astype(numpy_dtype), (n, 1))
+            fields["position_ids"] = np.tile(places.astype(integers), (n, 1))
         elif position_mode == "preserve":
-            given = block.positions
-            fields["position_ids"] = (
-                self._positions(seq_len, numpy_dtype) if given is None else given[:, :-1].astype(numpy_dtype)
-            )
+            positions = counted if block.positions is None else block.positions
+            fields["position_ids"] = positions[:, :-1].astype(integers)
         if return_loss_mask:
-            mask = np.ones((n, seq_len), dtype=np.float32)
+            fields["loss_mask"] = np.ones((n, seq_len), dtype=np.float32)
             if ignored is not None:
-                mask[ignored] = 0
-            fields["loss_mask"] = mask
+                fields["loss_mask"][ignored] = 0
         if return_padding_mask:
             fields["padding_mask"] = places >= block.lengths[:, None]
         if flatten:
             fields = {name: np.ascontiguousarray(value).reshape(-1) for name, value in fields.items()}
         if return_cu_seqlens:
-            fields["cu_seqlens"], fields["max_seqlen"] = self._bounds(seq_len, flatten)
+            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(counted[:, :-1], flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * seq_len - (0 if ignored is None else int(ignored.sum()))
-        names = {name: (rename_fields or {}).get(name, name) for name in fields if name not in exclude_fields}
-        if len({*names.values()}) < len(names):
-            raise PipelineError(f"rename_fields {dict(rename_fields or {})} gives one name to two fields.")
-        renamed = {new: fields[name] for name, new in names.items()}
+        renamed = {names.get(name, name): value for name, value in fields.items()}
+        if len(renamed) < len(fields):
+            raise PipelineError(f"rename_fields {names} gives one name to two fields.")
         return renamed if as_numpy else _to_torch(renamed, block.tokens)
 
-    def _starts(self, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
-        """Record and place of every start among the inputs, padding counted as a document: int64[m], int32[m]."""
-        block = self._block
-        record = np.repeat(np.arange(len(block)), np.diff(block.span_offsets))
-        place = block.span_start
-        short = np.flatnonzero(block.lengths < seq_len)
-        if len(short):
-            record, place = np.concatenate([record, short]), np.concatenate([place, block.lengths[short]])
-            order = np.lexsort((place, record))
-            record, place = record[order], place[order]
-        inside = place < seq_len
-        return record[inside], place[inside]
-
-    def _positions(self, seq_len: int, dtype: np.dtype[Any]) -> np.ndarray:
-        """[n, S]: how far each input is from the start of its document."""
-        record, place = self._starts(seq_len)
-        flat = record * seq_len + place
-        total = len(self) * seq_len
-        positions = np.arange(total, dtype=dtype)
-        positions -= np.repeat(flat.astype(dtype), np.diff(flat, append=total))
-        return positions.reshape(len(self), seq_len)
-
-    def _bounds(self, seq_len: int, flatten: bool) -> tuple[np.ndarray, Any]:
-        record, place = self._starts(seq_len)
-        flat = np.append(record * seq_len + place, len(self) * seq_len).astype(np.int32)
-        lengths = np.diff(flat)
-        if flatten:
-            return flat, int(lengths.max(initial=0))
-        counts = np.bincount(record, minlength=len(self))
-        nth = np.arange(len(record)) - np.repeat(np.cumsum(counts) - counts, counts)
-        bounds = np.full((len(self), int(counts.max(initial=0)) + 1), seq_len, dtype=np.int32)
-        bounds[record, nth] = place
-        # Every record has a start at place 0, so its documents are one run of `lengths`.
-        longest = np.maximum.reduceat(lengths, np.cumsum(counts) - counts) if len(self) else lengths
-        return bounds, longest
+    def _ignored(self, places: np.ndarray, eos_mask_loss: bool, eos_token_id: int | None) -> np.ndarray | None:
+        """bool[n, S]: labels that are not trained on; None where all are."""
+        block, masks = self._block, []
+        if (block.lengths <= len(places)).any():
+            masks.append(places >= block.lengths[:, None] - 1)
+        if block.loss is not None:
+            masks.append(~block.loss[:, 1:])
+        if eos_mask_loss:
+            eos = self._info.eos_id if eos_token_id is None else eos_token_id
+            if eos is None:
+                raise PipelineError("eos_mask_loss needs eos_token_id, since this pipeline adds no EOS of its own.")
+            masks.append(block.tokens[:, :-1] == eos)
+        return np.logical_or.reduce(masks) if masks else None
 
 
-def _numpy_dtype(dtype: Any) -> np.dtype[Any]:
-    name = str(dtype).removeprefix("torch.")
+def _bounds(counted: np.ndarray, flatten: bool) -> tuple[np.ndarray, Any]:
+    """cu_seqlens and max_seqlen from positions [n, S] counted from the document starts, of which place 0 is one."""
+    n, seq_len = counted.shape
+    flat = np.append(np.flatnonzero(counted == 0), n * seq_len).astype(np.int32)
+    lengths = np.diff(flat)
+    if flatten:
+        return flat, int(lengths.max())
+    record, place = np.divmod(flat[:-1], seq_len)
+    first = np.searchsorted(record, np.arange(n))
+    bounds = np.full((n, int(np.bincount(record).max()) + 1), seq_len, dtype=np.int32)
+    bounds[record, np.arange(len(record)) - first[record]] = place
+    return bounds, np.maximum.reduceat(lengths, first)
+
+
+def _integer_dtype(dtype: Any) -> np.dtype[Any]:
+    """The NumPy dtype of a NumPy or torch dtype or its name."""
     try:
-        found = np.dtype(name if not isinstance(dtype, type | np.dtype) else dtype)
+        integers = np.dtype(dtype if isinstance(dtype, type | np.dtype) else str(dtype).removeprefix("torch."))
     except TypeError:
-        found = np.dtype(object)
-    if found.kind not in "iu" or found.itemsize < 4 or not found.isnative:
-        raise PipelineError(f"dtype is {dtype!r}; an integer type of at least 32 bits is needed.")
-    return found
+        integers = np.dtype(object)
+    if integers.kind not in "iu" or integers.itemsize < 4 or not integers.isnative:
+        raise PipelineError(f"dtype is {dtype!r}; expected an integer type of at least 32 bits.")
+    return integers
 
 
 def _to_torch(fields: dict[str, Any], tokens: np.ndarray) -> dict[str, Any]:
@@ -338,11 +303,10 @@ def _to_torch(fields: dict[str, Any], tokens: np.ndarray) -> dict[str, Any]:
         raise PipelineError(
             "to_training makes torch tensors, and torch is not installed; pass as_numpy=True."
         ) from None
-    out = {}
-    for name, value in fields.items():
-        if isinstance(value, np.ndarray):
-            # A tensor may be written to, so what looks into the batch is copied.
-            out[name] = torch.from_numpy(np.array(value) if np.may_share_memory(value, tokens) else value)
-        else:
-            out[name] = value
-    return out
+    return {
+        # A tensor may be written to, so what looks into the batch is copied.
+        name: torch.from_numpy(np.array(value) if np.may_share_memory(value, tokens) else value)
+        if isinstance(value, np.ndarray)
+        else value
+        for name, value in fields.items()
+    }

@@ -16,7 +16,6 @@ from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import check, refuse_unknown
 from zephon.config.options import Options
 from zephon.config.recipe import DataRecipe
-from zephon.config.topology import Topology
 from zephon.curriculum.mixture import NO_CUT
 from zephon.curriculum.source import WorkSource
 from zephon.engine.takeover import cuts_of
@@ -70,8 +69,7 @@ class Pipeline:
         self._options = Options()
         self._compiled: Compiled | None = None
         self._stream: BatchStream | None = None
-        self._account: Account | None = None  # of the last stream, once it is closed
-        self._position: tuple[dict[int, LaneStart], int] | None = None  # set by restore and seek, until a stream begins
+        self._account: Account | None = None  # of the last stream, or where restore and seek went
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
@@ -212,8 +210,7 @@ class Pipeline:
     # The stream
 
     def __iter__(self) -> Iterator[SampleBatch]:
-        last = self._last()
-        if self._position is None and last is not None and last.finished:
+        if self._last().finished:
             self._move(self._beginning(), 0)
         self._live_stream()
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
@@ -224,14 +221,9 @@ class Pipeline:
 
         Args:
             to_training: what the batches are made into, as for `SampleBatch.to_training`.
-
-        Raises:
-            PipelineError: torch is not installed.
         """
-        try:
-            from zephon.torch_data import PipelineDataset
-        except ImportError as error:
-            raise PipelineError(f"torch_dataset needs PyTorch, which cannot be imported ({error}).") from None
+        from zephon.torch_data import PipelineDataset
+
         return PipelineDataset(self, **to_training)
 
     def mixture(self) -> dict[str, Mixture]:
@@ -246,17 +238,14 @@ class Pipeline:
 
         Records ahead of the consumer are counted, and so are those made again after a restore.
         """
-        last = self._last()
-        counts = last.totals.packing if last else PackCounts()
+        counts = self._last().totals.packing
         return replace(counts, slots=counts.records * self.compiled.operators.pack.record_length)
 
     @property
     def left_over(self) -> LeftOver | None:
         """Data of a finite run that this group did not hand out, once it has ended; None before."""
         last = self._last()
-        if last is None or not last.finished or self._position is not None:
-            return None
-        return LeftOver(last.totals.left_out, last.left_records)
+        return LeftOver(last.totals.left_out, last.left_records) if last.finished else None
 
     @property
     def cursor(self) -> int:
@@ -314,18 +303,15 @@ class Pipeline:
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
 
-    def seek(
-        self, *, step: int | None = None, sequence_number: int | None = None, global_batch: int | None = None
-    ) -> Self:
+    def seek(self, *, step: int | None = None, sequence_number: int | None = None) -> Self:
         """Go to any place of the run without a checkpoint: the next batch starts there.
 
         With `options(flush_index=...)` of the run, at most a window per lane is replayed; else the stream is recounted
         from its start, which costs the time it takes to make it.
 
         Args:
-            step: number of the step, from 0; needs the global batch here or in the options.
+            step: number of the step, from 0; needs the option `global_batch`.
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
-            global_batch: records per step, where the options do not have it.
 
         A run that went on over a change accepted by `allow_changes` cannot be entered this way: what lies before the
         change is made of other data. Restore one of its states.
@@ -334,26 +320,25 @@ class Pipeline:
             PipelineError: the place is not one where all groups can start.
             CheckpointError: the flush index belongs to other data.
         """
-        if (step is None) == (sequence_number is None):
-            raise PipelineError("seek needs either step or sequence_number.")
         compiled = self.compiled
-        lanes = compiled.topology.lanes
-        if step is None:
-            number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
+        topology = compiled.topology
+        if step is not None and sequence_number is None:
+            rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
+        elif sequence_number is not None and step is None:
+            rounds, extra = divmod(
+                check(_Number, sequence_number, "seek sequence_number", PipelineError), topology.lanes
+            )
+            if extra:
+                raise PipelineError(
+                    f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
+                )
         else:
-            batch = self._options.global_batch if global_batch is None else global_batch
-            if batch is None:
-                raise PipelineError("seek(step=...) needs the number of records per step: pass global_batch.")
-            Topology(lanes, global_batch=batch)
-            number = batch * check(_Number, step, "seek step", PipelineError)
-        rounds, extra = divmod(number, lanes)
-        if extra:
-            raise PipelineError(f"seek sequence_number is {number}; expected a multiple of {lanes} (lanes).")
+            raise PipelineError("seek needs either step or sequence_number.")
         starts = self._beginning()
         if self._options.flush_index is not None:
             index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
-            starts = {lane: index.start(lane, rounds) for lane in compiled.topology.owned}
-        self._move(starts, rounds * compiled.topology.width)
+            starts = {lane: index.start(lane, rounds) for lane in topology.owned}
+        self._move(starts, rounds * topology.width)
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
@@ -365,15 +350,9 @@ class Pipeline:
         Raises:
             PipelineError: the range is empty or has been entered.
         """
-        first = check(_Number, first_step, "first_step", PipelineError)
-        last = check(_Number, last_step, "last_step", PipelineError)
-        compiled = self.compiled
-        per_step = compiled.topology.rounds_per_step
-        if per_step is None:
-            raise PipelineError(
-                "skip counts steps, so it needs the number of records per step: options(global_batch=...)."
-            )
-        reached = -(-self._place()[1] // (compiled.topology.width * per_step))
+        first, last = (check(_Number, each, "a step to skip", PipelineError) for each in (first_step, last_step))
+        per_step = self._rounds_per_step()
+        reached = -(-self._place()[1] // (self.compiled.topology.width * per_step))
         if not reached <= first < last:
             raise PipelineError(
                 f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
@@ -403,7 +382,8 @@ class Pipeline:
 
     def __getstate__(self) -> dict[str, Any]:
         """The description and the place in the stream; what runs is made again where it is needed."""
-        return {**self.__dict__, "_account": self._last(), "_compiled": None, "_stream": None}
+        account = self._stream.account() if self._stream else self._account
+        return {**self.__dict__, "_account": account, "_compiled": None, "_stream": None}
 
     # Inside
 
@@ -436,6 +416,12 @@ class Pipeline:
         before.close()
         return earlier, compiled.tokens_per_row if same_unit else {}
 
+    def _rounds_per_step(self) -> int:
+        rounds = self.compiled.topology.rounds_per_step
+        if rounds is None:
+            raise PipelineError("global_batch is missing, so steps cannot be counted; set options(global_batch=...).")
+        return rounds
+
     def _live_stream(self) -> BatchStream:
         """The stream that goes on from the pipeline's place, begun if there is none."""
         stream = self._stream
@@ -446,24 +432,21 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            agreed = self._account.agreed if self._account and self._position is None else -1
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, agreed)
-            self._position = None
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
         return self._stream
 
-    def _last(self) -> Account | None:
+    def _last(self) -> Account:
         """The account of the stream, or of the last one."""
-        return self._stream.account() if self._stream else self._account
+        if self._stream:
+            self._account = self._stream.account()
+        return self._account or Account.at(self._beginning(), 0, len(self._source.datasets))
 
     def _place(self) -> tuple[dict[int, LaneStart], int]:
         """Starts of the owned lanes, and records of this group used."""
-        if self._position is not None:
-            return self._position
-        if (last := self._last()) is not None:
-            return last.starts, last.cursor
-        if self.awaits_state:
+        last = self._last()
+        if self._account is None and self.awaits_state:
             raise CheckpointError(NO_CUT)
-        return self._beginning(), 0
+        return last.starts, last.cursor
 
     def _beginning(self) -> dict[int, LaneStart]:
         """Starts of the owned lanes at the start of the run."""
@@ -472,7 +455,7 @@ class Pipeline:
     def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
         """Go on from another place."""
         self.close()
-        self._position = starts, cursor
+        self._account = Account.at(starts, cursor, len(self._source.datasets))
 
     def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier]) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""

@@ -14,24 +14,13 @@ import copy
 import mmap
 import multiprocessing.context
 from collections.abc import Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from zephon.batch import SampleBatch
 from zephon.errors import PipelineError
 
 __all__ = ["PipelineDataset"]
-
-
-class _Pipeline(Protocol):
-    """The part of `zephon.Pipeline` that is used here."""
-
-    def __iter__(self) -> Iterator[SampleBatch]: ...
-
-    def checkpoint(self) -> dict[str, Any]: ...
-
-    def restore(self, state: Mapping[str, Any]) -> Any: ...
 
 
 class PipelineDataset(IterableDataset[dict[str, Any]]):
@@ -43,11 +32,11 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
     training process, and the state stays in it.)
 
     Args:
-        pipeline: the pipeline; iterating advances it.
+        pipeline: a `zephon.Pipeline`; iterating advances it.
         to_training: as for `SampleBatch.to_training`.
     """
 
-    def __init__(self, pipeline: _Pipeline, **to_training: Any) -> None:
+    def __init__(self, pipeline: Any, **to_training: Any) -> None:
         self._pipeline = pipeline
         self._to_training = to_training
         # Shared with forked workers: 1 once a worker process iterates the pipeline.
@@ -82,7 +71,8 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
                 "the pipeline runs in a worker process of the DataLoader, so its state is not in this process. Use "
                 "state_dict() of torchdata's StatefulDataLoader, or num_workers=0."
             )
-        return self._pipeline.checkpoint()
+        state: dict[str, Any] = self._pipeline.checkpoint()
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """`Pipeline.restore`; call before iterating."""

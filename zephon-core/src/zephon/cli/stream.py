@@ -179,7 +179,7 @@ def write_state(folder: Path, rank: int, dp_degree: int, state: Any) -> None:
 def _seek(pipeline: Pipeline, step: int, global_batch: int | None, microbatches: int, lanes: int) -> None:
     """Go to a step; without a global batch, a step is one microbatch of every group."""
     if global_batch is not None:
-        pipeline.seek(step=step, global_batch=global_batch)
+        pipeline.seek(step=step)
     elif step * microbatches % lanes == 0:
         pipeline.seek(sequence_number=step * microbatches)
     else:

@@ -18,7 +18,6 @@ from zephon.config.keys import (
     Size,
     Whole,
     Workers,
-    check,
     check_keys,
     key,
     keys_of,
@@ -32,7 +31,6 @@ __all__ = [
     "FaultPolicy",
     "Options",
     "RunSettings",
-    "check_workers",
     "default_lookahead",
     "default_workers",
 ]
@@ -56,12 +54,6 @@ def default_lookahead(workers: int, lanes: int) -> int:
     speed of one with blocks of 256 KiB, at the same speed with 1 MiB.
     """
     return min(128 << 20, max(workers * (8 << 20), lanes * (2 << 20)))
-
-
-def check_workers(operator: str, parallelism: object) -> None:
-    """Refuse an impossible number of workers; None stands for the default."""
-    if parallelism is not None:
-        check(Workers, parallelism, f"{operator} parallelism", PipelineError)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ class DecodeCache:
         self._flights: dict[Hashable, Future[pa.Table]] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DecodeCache, (self.max_bytes,)  # a pipeline's own process (isolate) starts with an empty one
+        return DecodeCache, (self.max_bytes,)  # its content stays in this process
 
     def get(self, key: Hashable, decode: Callable[[], pa.Table]) -> pa.Table:
         """The group `key`, from memory or by calling `decode`."""

@@ -18,7 +18,8 @@ from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import SEATS, WorkerPool
 from zephon.engine.runners import InlineRunner, Runner, ThreadsRunner
-from zephon.ops.documents import Documents, DocumentWorker, Encoder
+from zephon.ops.documents import DocumentWorker
+from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowOperator, Rows, apply_all
 
 __all__ = ["start_engine"]
@@ -112,11 +113,11 @@ class _RemoteRows(RowOperator):
         rows.failed += result.failed
 
 
-class _RemoteEncoder:
+class _RemoteEncoder(Encoder):
     """An encoder in the workers."""
 
     def __init__(self, pool: WorkerPool, encoder: Encoder) -> None:
-        self.columns, self.joins = encoder.columns, encoder.joins
+        self.joins = encoder.joins
         self._encoder, self._call = encoder, _RemoteCall(pool, partial(_encode, encoder))
 
     def alike(self, rows: Rows) -> Rows:
@@ -139,5 +140,5 @@ class _RemoteTokenize:
         self._pool, self._worker, self._number = pool, worker, pool.add(worker)
 
     def __call__(self, block: RowBlock) -> TokenBlock:
-        tokens: TokenBlock = self._pool.call(self._number, block, about=lambda: self._worker.spoken(block))
+        tokens: TokenBlock = self._pool.call(self._number, block, about=lambda: self._worker.describe_block(block))
         return tokens

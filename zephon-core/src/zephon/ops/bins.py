@@ -327,12 +327,14 @@ def _newly_split(records: Sequence[Sequence[_Piece]]) -> int:
 def _gathered(records: Sequence[Sequence[_Piece]], length: int, pad_token: int) -> Part:
     """The tokens of the records, each padded to `length`."""
     padding = Part(np.full(length, pad_token, dtype=np.uint32))
-    parts = []
+    slices = []
     for record in records:
         room = length
         for _, _, size, part, begin, _, _ in record:
-            parts.append(part.slice(begin, begin + size))
+            slices.append((part, begin, begin + size))
             room -= size
         if room:
-            parts.append(padding.slice(0, room))
-    return Part.concat(parts)
+            slices.append((padding, 0, room))
+    if all(part.loss is None and part.positions is None for part, _, _ in slices):  # a third faster
+        return Part(np.concatenate([part.tokens[start:stop] for part, start, stop in slices]))
+    return Part.concat([part.slice(start, stop) for part, start, stop in slices])

@@ -6,21 +6,20 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zephon.config.keys import check
+from zephon.config.keys import Column, check, key
 from zephon.config.settings import ChatLoss
 from zephon.errors import PipelineError
 from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
-from zephon.ops.chat_specials import SpecialTokens
-from zephon.ops.chat_template import ChatTemplate, TemplateFailure, chat_templates
+from zephon.ops.chat_specials import SpellableTokens
+from zephon.ops.chat_template import TemplateFailure, chat_templates
 from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
-from zephon.ops.documents import Documents
-from zephon.ops.encode import DocumentEncoder, EncodeOptions, check_column_name
-from zephon.ops.rows import Rows, check_names, check_runner
+from zephon.ops.encode import Documents, EncodeOptions, Encoder
+from zephon.ops.rows import Rows, check_names
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["ChatEncoder", "TokenizeChat"]
@@ -39,39 +38,47 @@ class TokenizeChat(EncodeOptions):
 
     Attributes:
         tokenizer_id: as in `Tokenize`; its template is used unless `chat_template` is given.
-        field: the column of conversations, or of prompts where there is a `response`; "auto" finds messages,
-            conversations or conversation, and then prompt with completion or response, or instruction with output or
-            response.
         tools: the column of tools; "auto" takes `tools` where it exists, None no column.
         chat_template: the template itself, or the path of a file with one (a name that ends in .jinja, .jinja2 or
             .j2).
-        loss: what is trained on: "assistant" (every turn of the assistant, end-of-turn token included),
-            "last_assistant" (the last of them alone) or "all" (every token). Templates with {% generation %} say
-            themselves what the assistant's words are; for others see `zephon.ops.chat_turns`.
-        date: the day that templates take for today ("2024-07-26"); without it they do not learn the date.
         response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
         input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
         assistant_tokens: special tokens that content and thoughts of the assistant may spell, as far as the tokenizer
             has them, or "all"; an empty list for none.
-        runner: where conversations are rendered and encoded; see `RowOperator`. Templates hold the interpreter lock, so
-            processes are what makes them run side by side.
     """
 
     kind: ClassVar[str] = "tokenize_chat"
     tokenizer_id: str | os.PathLike[str]
-    field: str = "auto"
+    field: Column = key(
+        "auto",
+        'The column of conversations, or of prompts where there is a `response`; "auto" finds messages, conversations '
+        "or conversation, and then prompt with completion or response, or instruction with output or response.",
+    )
     tools: str | None = "auto"
     chat_template: str | os.PathLike[str] | None = None
-    loss: str = "assistant"
-    date: str | None = None
+    loss: ChatLoss = key(
+        "assistant",
+        'What is trained on: "assistant" (every turn of the assistant, end-of-turn token included), "last_assistant" '
+        '(the last of them alone) or "all" (every token). Templates with {% generation %} say themselves what the '
+        "assistant's words are; for others see `zephon.ops.chat_turns`.",
+    )
+    date: str | None = key(
+        None, 'The day that templates take for today ("2024-07-26"); without it they do not learn the date.'
+    )
     response: str | None = "auto"
     input: str | None = "auto"
     assistant_tokens: Sequence[str] | str = ("<think>", "</think>")
-    runner: str | None = None
+    runner: Literal["process", "threads"] | None = key(
+        None,
+        "Where conversations are rendered and encoded; see `RowOperator`. Templates hold the interpreter lock, so "
+        "processes are what makes them run side by side.",
+        decides_data=False,
+    )
 
     def __post_init__(self) -> None:
-        for key in ("field", "tools", "response", "input"):
-            check_column_name("tokenize_chat", key, getattr(self, key), required=key == "field")
+        super().__post_init__()
+        for name in ("tools", "response", "input"):
+            check(Column | None, getattr(self, name), f"tokenize_chat {name}", PipelineError)
         if self.field == "auto" and self.response not in (None, "auto"):
             raise PipelineError(
                 f"tokenize_chat response names column {self.response!r}; name the column of prompts in field too."
@@ -79,11 +86,8 @@ class TokenizeChat(EncodeOptions):
         if self.assistant_tokens != "all":
             names = self.assistant_tokens and check_names("tokenize_chat", "assistant_tokens", self.assistant_tokens)
             object.__setattr__(self, "assistant_tokens", names or ())
-        check(ChatLoss, self.loss, "tokenize_chat loss", PipelineError)
         if self.chat_template is not None and not isinstance(self.chat_template, str | os.PathLike):
             raise PipelineError(f"tokenize_chat chat_template is {self.chat_template!r}; expected a template or path.")
-        check_runner("tokenize_chat", self.runner)
-        super().__post_init__()
 
     @property
     def extra_columns(self) -> tuple[str, ...]:
@@ -113,12 +117,11 @@ class TokenizeChat(EncodeOptions):
         Raises:
             PipelineError: a column that is named is missing.
         """
-        for key in ("tools", "input"):
-            name = getattr(self, key)
-            if name not in (None, "auto", *present):
+        for name in ("tools", "input"):
+            if getattr(self, name) not in (None, "auto", *present):
                 raise PipelineError(
-                    f'dataset "{dataset}": tokenize_chat {key} names column "{name}", which is missing; there are '
-                    f"{', '.join(present)}."
+                    f'dataset "{dataset}": tokenize_chat {name} names column "{getattr(self, name)}", which is '
+                    f"missing; there are {', '.join(present)}."
                 )
         if self.field != "auto":
             return replace(self, response=None) if self.response == "auto" else self
@@ -141,24 +144,19 @@ class TokenizeChat(EncodeOptions):
         )
 
 
-class ChatEncoder(DocumentEncoder):
-    """Made by `TokenizeChat.encoder`.
-
-    Args:
-        spec: the description.
-        tokenizer: loaded and checked.
-        bos, eos: ids to put round each conversation, or None.
+class ChatEncoder(Encoder):
+    """The worker of `TokenizeChat`.
 
     Raises:
         PipelineError: there is no template, or it does not compile.
     """
 
     def __init__(self, spec: TokenizeChat, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
-        super().__init__(spec, (spec.field, *spec.extra_columns, *spec.optional_columns), bos, eos, bos_trained=False)
+        super().__init__(spec, bos, eos, bos_trained=False)
         self.runner = spec.runner
         self._spec, self._tokenizer = spec, tokenizer
         self._template, self._tool_template = chat_templates(spec.tokenizer_id, spec.chat_template, spec.date)
-        self._special = SpecialTokens(tokenizer.special_tokens, spec.assistant_tokens)
+        self._special = SpellableTokens(tokenizer.special_tokens, spec.assistant_tokens)
         self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,30 +164,29 @@ class ChatEncoder(DocumentEncoder):
 
     def texts(self, rows: Rows) -> list[str]:
         """The conversations as text, without special tokens."""
-        made, *_ = self._rendered(rows)
-        return [piece for one in made for piece in self._special.split(one.text) if piece]
+        texts, *_ = self._rendered(rows)
+        return [piece for each in texts for piece in self._special.split(each.text) if piece]
 
     def encode(self, rows: Rows) -> Documents:
         """The documents of rows."""
-        made, kept, blank = self._rendered(rows)
-        tokens, offsets, loss = tokens_of(made, self._tokenizer, self._special)
+        texts, kept, blank = self._rendered(rows)
+        tokens, offsets, loss = tokens_of(texts, self._tokenizer, self._special)
         places, blanks = (rows.places[np.array(which, dtype=np.int64)] for which in (kept, blank))
         return self.finished(Documents(tokens, offsets, places, blanks, loss if self._spec.loss != "all" else None))
 
     def _rendered(self, rows: Rows) -> tuple[list[ChatText], list[int], list[int]]:
         """Rendered conversations, the rows they are of, and rows without content."""
         spec, table = self._spec, rows.table
-        made: list[ChatText] = []
+        texts: list[ChatText] = []
         kept: list[int] = []
         blank: list[int] = []
-        tools: list[Any] = [None] * table.num_rows
-        if spec.tools_column in table.column_names:
-            tools = table.column(spec.tools_column).to_pylist()
-        for index, (value, offered) in enumerate(zip(self._conversations(rows), tools, strict=True)):
+        for index, (value, tools) in enumerate(
+            zip(self._conversations(rows), _values(table, spec.tools_column), strict=True)
+        ):
             try:
                 messages = value() if callable(value) else normal_messages(value)
                 if messages:
-                    made.append(self._conversation(messages, normal_tools(offered)))
+                    texts.append(self._conversation(messages, normal_tools(tools)))
                 (kept if messages else blank).append(index)
             except UnicodeEncodeError:
                 rows.fail(index, spec.kind, "the template makes text that is no Unicode")
@@ -197,7 +194,7 @@ class ChatEncoder(DocumentEncoder):
                 rows.fail(index, spec.kind, "the conversation is nested too deeply to be followed")
             except (MessageFailure, TemplateFailure) as failure:
                 rows.fail(index, spec.kind, str(failure))
-        return made, kept, blank
+        return texts, kept, blank
 
     def _conversations(self, rows: Rows) -> list[Any]:
         """What each row holds: a conversation, or a function that puts one together."""
@@ -206,16 +203,14 @@ class ChatEncoder(DocumentEncoder):
         if not spec.extra_columns:
             return values
         answers = python_values(self.column(rows, spec.extra_columns[0]))
-        inputs = [None] * len(values)
-        if spec.input_column in rows.table.column_names:
-            inputs = rows.table.column(spec.input_column).to_pylist()
+        inputs = _values(rows.table, spec.input_column)
         names = spec.field, spec.extra_columns[0], spec.input_column or ""
         return [partial(paired_messages, names, *row) for row in zip(values, answers, inputs, strict=True)]
 
     def _conversation(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> ChatText:
         template, loss, special = self._tool_template if tools else self._template, self._spec.loss, self._special
-        rendered = template.render(messages, tools)
-        text, data = rendered.text, rendered.text.encode()
+        text, trained = template.render(messages, tools)
+        data = text.encode()
         skeleton = None if tools else self._skeleton(messages)
         contents = [message["content"] for message in messages] if skeleton else []
         turns = skeleton.fill(contents, text) if skeleton else None
@@ -226,29 +221,21 @@ class ChatEncoder(DocumentEncoder):
         said = special.said(template, messages, tools, text) if spells else frozenset()
         if loss == "all":
             return ChatText(text, data, [], said)
-        last = max((n for n, message in enumerate(messages) if message["role"] == ASSISTANT), default=None)
+        last = max((n for n, message in enumerate(messages) if message["role"] == ASSISTANT), default=-1)
         if not template.marks_generation:
             if turns is None:
                 turns = Conversation(template, messages, tools, text, special.ends, said).turns()
-            return ChatText(
-                text, data, [(begin, end) for n, begin, end in turns if loss == "assistant" or n == last], said
-            )
-        blocks = rendered.blocks
-        if loss == "last_assistant":
-            before = self._blocks_before(template, messages, tools, last, len(blocks))
-            blocks = blocks[before:]
-        return ChatText(text, data, blocks, said)
-
-    def _blocks_before(
-        self, template: ChatTemplate, messages: list[dict[str, Any]], tools: list[Any] | None, last: int | None, n: int
-    ) -> int:
-        """How many of the n {% generation %} blocks are before the last message of the assistant."""
-        if last is None:
-            return n
-        try:
-            return len(template.render(messages[:last], tools).blocks) if last else 0
-        except TemplateFailure:
-            return n - 1
+            trained = [(begin, end) for n, begin, end in turns if loss == "assistant" or n == last]
+        elif loss == "last_assistant":
+            # Its {% generation %} blocks are those that the conversation before it does not have.
+            earlier = len(trained) if last < 0 else 0
+            if last > 0:
+                try:
+                    earlier = len(template.render(messages[:last], tools)[1])
+                except TemplateFailure:
+                    earlier = len(trained) - 1
+            trained = trained[earlier:]
+        return ChatText(text, data, trained, said)
 
     def _skeleton(self, messages: list[dict[str, Any]]) -> Skeleton | None:
         if not all(len(message) == 2 for message in messages):
@@ -259,3 +246,8 @@ class ChatEncoder(DocumentEncoder):
                 self._skeletons.clear()
             self._skeletons[roles] = skeleton_of(self._template, roles, self._special.ends)
         return self._skeletons[roles]
+
+
+def _values(table: Any, column: str | None) -> list[Any]:
+    """The values of a column that may be missing."""
+    return table.column(column).to_pylist() if column in table.column_names else [None] * table.num_rows

@@ -11,7 +11,6 @@ which transformers leaves out as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -33,10 +32,15 @@ _ROLES = {
 }
 # Keys of a message's thoughts. Templates find them under the first two, as in transformers.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_KINDS = {dict: "an object", list: "a list", str: "text", bool: "a flag", int: "a number", float: "a number"}
 
 
 class MessageFailure(Exception):
     """A conversation of another shape. Never leaves this package."""
+
+    def __init__(self, what: str, value: Any, expected: str) -> None:
+        kind = "null" if value is None else _KINDS.get(type(value), type(value).__name__)
+        super().__init__(f"{what} is {kind}; expected {expected}")
 
 
 def python_values(column: Any) -> list[Any]:
@@ -51,13 +55,12 @@ def python_values(column: Any) -> list[Any]:
         return array.to_pylist()
     bounds = list_offsets(array)
     items = array.values.slice(int(bounds[0]), int(bounds[-1] - bounds[0]))
-    names = [field.name for field in items.type]
     if items.null_count:
         return array.to_pylist()
+    names = [field.name for field in items.type]
     values = [items.field(i).to_pylist() for i in range(len(names))]
     messages = [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
-    starts = (bounds - bounds[0]).tolist()
-    return [messages[a:b] for a, b in pairwise(starts)]
+    return [messages[a:b] for a, b in pairwise((bounds - bounds[0]).tolist())]
 
 
 def normal_messages(value: Any) -> list[dict[str, Any]]:
@@ -68,13 +71,13 @@ def normal_messages(value: Any) -> list[dict[str, Any]]:
     """
     keeps_nulls = isinstance(value, str)
     value = _parsed(value, "the conversation")
-    if isinstance(value, Mapping) and len(value) == 1:  # {"messages": [...]}
+    if isinstance(value, dict) and len(value) == 1:  # {"messages": [...]}
         value = next(iter(value.values()))
     if value is None:
         return []
     if not isinstance(value, list):
-        raise MessageFailure(f"the conversation is {_kind(value)}; a list of messages is needed")
-    return [_message(nth, message, keeps_nulls) for nth, message in enumerate(value)]
+        raise MessageFailure("the conversation", value, "a list of messages")
+    return [_message(f"message {n}", message, keeps_nulls) for n, message in enumerate(value)]
 
 
 def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more: Any) -> list[dict[str, Any]]:
@@ -90,68 +93,57 @@ def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more:
     """
     if not prompt and not answer:
         return []
-    made: list[dict[str, Any]] = []
-    for name, value, role in zip(names, (prompt, answer), ("user", "assistant"), strict=False):
-        if isinstance(value, list):
-            made += [_message(len(made) + nth, message, False) for nth, message in enumerate(value)]
-        elif isinstance(value, str):
-            made.append({"role": role, "content": value})
-        else:
-            raise MessageFailure(f'column "{name}" holds {_kind(value)}; text or a list of messages is needed')
     if more is not None and not isinstance(more, str):
-        raise MessageFailure(f'column "{names[2]}" holds {_kind(more)}; text is needed')
+        raise MessageFailure(f'column "{names[2]}"', more, "text")
     if more and isinstance(prompt, str):
-        made[0]["content"] = f"{prompt}\n\n{more}"
-    return made
+        prompt = f"{prompt}\n\n{more}"
+    messages: list[dict[str, Any]] = []
+    for name, value, role in zip(names, (prompt, answer), ("user", "assistant"), strict=False):
+        said = [{"role": role, "content": value}] if isinstance(value, str) else value
+        if not isinstance(said, list):
+            raise MessageFailure(f'column "{name}"', value, "text or a list of messages")
+        messages += [_message(f"message {n}", message, False) for n, message in enumerate(said, start=len(messages))]
+    return messages
 
 
-def _message(nth: int, message: Any, keeps_nulls: bool) -> dict[str, Any]:
-    if not isinstance(message, Mapping):
-        raise MessageFailure(f"message {nth} is {_kind(message)}; role and content are needed")
-    role = message.get("role")
-    content = message.get("content")
-    # By far the most: nothing else in it, or nothing that says something.
-    if type(role) is str and type(content) is str and (len(message) == 2 or not _says_more(message)):
+def _message(name: str, message: Any, keeps_nulls: bool) -> dict[str, Any]:
+    if not isinstance(message, dict):
+        raise MessageFailure(name, message, "role and content")
+    role, content = message.get("role"), message.get("content")
+    # By far the most: nothing else in it, or only nulls.
+    if type(role) is str and type(content) is str and (len(message) == 2 or _is_plain(message)):
         return {"role": role, "content": content}
-    made = {key: value if keeps_nulls else _without_nulls(value) for key, value in message.items() if value is not None}
-    if "role" not in made and "from" in made:
-        role = made.pop("from")
-        made["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
-        if "value" in made and "content" not in made:
-            made["content"] = made.pop("value")
-    if not isinstance(made.get("role"), str):
+    normal = {k: value if keeps_nulls else _without_nulls(value) for k, value in message.items() if value is not None}
+    if "role" not in normal and "from" in normal:
+        role = normal.pop("from")
+        normal["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
+        if "value" in normal and "content" not in normal:
+            normal["content"] = normal.pop("value")
+    if not isinstance(normal.get("role"), str):
         keys = ", ".join(map(str, message)) or "nothing"
-        raise MessageFailure(
-            f"message {nth} has no role (it has {keys}); role and content, or from and value, are needed"
-        )
-    content = made.get("content")
+        raise MessageFailure(f"the role of {name} (with {keys})", normal.get("role"), "text in role or from")
+    content = normal.get("content")
     if isinstance(content, list):
-        made["content"] = _text_of_parts(nth, content)
-    elif content is None:
-        # Calls of tools come without words.
-        if not any(key in made for key in ("tool_calls", "function_call", *_THOUGHTS)):
-            raise MessageFailure(f"message {nth} ({made['role']}) has no content")
-    elif not isinstance(content, str):
-        raise MessageFailure(f"the content of message {nth} is {_kind(content)}; text is needed")
-    thought = next((made[key] for key in _THOUGHTS if key in made), None)
-    return made if thought is None else {"thinking": thought, **made, "reasoning_content": thought}
+        normal["content"] = "".join(_part(name, part) for part in content)
+    # Calls of tools come without words.
+    elif not isinstance(content, str) and (
+        content is not None or not any(key in normal for key in ("tool_calls", "function_call", *_THOUGHTS))
+    ):
+        raise MessageFailure(f"the content of {name}", content, "text, or parts of text")
+    thought = next((normal[key] for key in _THOUGHTS if key in normal), None)
+    return normal if thought is None else {"thinking": thought, **normal, "reasoning_content": thought}
 
 
-def _says_more(message: Mapping[str, Any]) -> bool:
-    return any(value is not None for key, value in message.items() if key not in ("role", "content"))
+def _is_plain(message: dict[str, Any]) -> bool:
+    return all(value is None for key, value in message.items() if key not in ("role", "content"))
 
 
-def _text_of_parts(nth: int, parts: list[Any]) -> str:
-    texts = []
-    for part in parts:
-        text = part if isinstance(part, str) else part.get("text") if isinstance(part, Mapping) else None
-        if not isinstance(text, str):
-            kind = part.get("type") if isinstance(part, Mapping) else _kind(part)
-            raise MessageFailure(
-                f"a part of the content of message {nth} is {kind!r}; only parts of text are supported"
-            )
-        texts.append(text)
-    return "".join(texts)
+def _part(name: str, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) else part
+    if not isinstance(text, str):
+        kind = f" ({part.get('type')!r})" if isinstance(part, dict) else ""
+        raise MessageFailure(f"a part of the content of {name}{kind}", text, "text; other parts are not supported")
+    return text
 
 
 def normal_tools(value: Any) -> list[Any] | None:
@@ -164,11 +156,11 @@ def normal_tools(value: Any) -> list[Any] | None:
     if not value:
         return None
     if not isinstance(value, list):
-        raise MessageFailure(f"tools is {_kind(value)}; a list of descriptions of functions is needed")
+        raise MessageFailure("tools", value, "a list of descriptions of functions")
     tools = [_parsed(tool, "a tool") for tool in value]
     for tool in tools:
-        if not isinstance(tool, Mapping):
-            raise MessageFailure(f"a tool is {_kind(tool)}; the description of a function is needed")
+        if not isinstance(tool, dict):
+            raise MessageFailure("a tool", tool, "the description of a function")
     return tools
 
 
@@ -182,19 +174,14 @@ def _parsed(value: Any, what: str) -> Any:
         try:
             value = msgspec.json.decode(value)
         except (ValueError, RecursionError) as error:
-            raise MessageFailure(f"{what} is text that is no JSON ({error})") from None
+            raise MessageFailure(what, value, f"JSON ({error})") from None
     return value
 
 
 def _without_nulls(value: Any) -> Any:
     """Without the nulls that Arrow puts where a struct of another row has a field."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _without_nulls(item) for key, item in value.items() if item is not None}
     if isinstance(value, list):
         return [_without_nulls(item) for item in value]
     return value
-
-
-def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "text", bool: "a flag", type(None): "null"}
-    return names.get(type(value), "a number" if isinstance(value, int | float) else type(value).__name__)

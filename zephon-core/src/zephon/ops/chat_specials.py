@@ -8,25 +8,28 @@ back, they must give the same text; their places are then those at which no spec
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from zephon.ops.chat_template import ChatTemplate, TemplateFailure
 from zephon.ops.chat_turns import ASSISTANT
-from zephon.tokenizer.tokenizer import SpecialToken
+from zephon.tokenizer.definition import SpecialToken
 
-__all__ = ["SpecialTokens"]
+__all__ = ["SpellableTokens"]
 
 _SPEECH = ("content", "reasoning_content", "reasoning", "thinking")
 _STAND_IN = 0xDC00  # and the next few: lone surrogates, which no text holds
 _STAND_INS = re.compile("[\udc00-\udcdf]")
 # White space, as the tokenizers see it that strip it round a special token.
 _SPACE = rb"(?:\s|\xc2\x85|\xc2\xa0|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80)*"
+_AFTER = re.compile(_SPACE)
+# A run of white space is looked at from its beginning alone, or long ones would take for ever.
+_BEFORE = re.compile(rb"(?<![ \t\n\r\f\v])" + _SPACE + rb"\Z")
 
 
-class SpecialTokens:
+class SpellableTokens:
     """The special tokens of a tokenizer, as a conversation may spell them.
 
     Args:
@@ -40,11 +43,10 @@ class SpecialTokens:
     def __init__(self, tokens: Sequence[SpecialToken], allowed: Collection[str]) -> None:
         tokens = sorted((token for token in tokens if token.text), key=lambda token: -len(token.text))
         within = ("<think>", "</think>") if allowed == "all" else allowed
-        self._ids = {token.text.encode(): token.id for token in tokens}
+        self._tokens = {token.text.encode(): token for token in tokens}
         self._any = _alternatives(token.text for token in tokens)
+        self._in_bytes = re.compile(b"|".join(map(re.escape, self._tokens))) if tokens else None
         self.ends = _alternatives(token.text for token in tokens if token.text not in within)
-        self._core = re.compile(b"|".join(map(re.escape, self._ids)))
-        self._cuts = re.compile(b"|".join(map(_with_space, tokens)))
         self._letters = {frozenset(token.text.casefold()) for token in tokens}
         firsts = {case for t in tokens for case in (t.text[0], t.text[0].lower(), t.text[0].upper()) if len(case) == 1}
         self._stand_ins = {char: chr(_STAND_IN + n) for n, char in enumerate(sorted(firsts))}
@@ -54,11 +56,11 @@ class SpecialTokens:
         whole = "|".join(f"{re.escape(t.text[0])}(?={re.escape(t.text[1:])})" for t in tokens)
         kept = "" if allowed == "all" else "".join(f"{re.escape(text)}|" for text in allowed)
         self._hidden = [
-            (re.compile(f"({which})"), re.compile(f"{kept}({which})") if allowed != "all" else None)
+            (re.compile(f"({which})"), None if allowed == "all" else re.compile(f"{kept}({which})"))
             for which in (every, whole)
         ]
 
-    def spelled_in(self, texts: Sequence[str]) -> bool:
+    def spelled_in(self, texts: Iterable[str]) -> bool:
         """Whether one of the texts spells a special token."""
         return self._any is not None and any(self._any.search(text) for text in texts)
 
@@ -82,7 +84,7 @@ class SpecialTokens:
         for everyone, assistant in self._hidden:
             hidden = [self._hide_in_message(message, everyone, assistant) for message in messages]
             try:
-                other = template.render(hidden, self._hide(tools, everyone)).text
+                other, _ = template.render(hidden, self._hide(tools, everyone))
             except TemplateFailure:
                 continue
             if other.translate(self._back) == text:
@@ -98,28 +100,22 @@ class SpecialTokens:
         Returns:
             (spans int64[m, 2], with the white space that a token takes in; ids uint32[m]).
         """
-        found = [(*match.span(), self._id(match[0])) for match in self._matches(buffer, said)]
-        table = np.array(found, dtype=np.int64).reshape(-1, 3)
-        return table[:, :2], table[:, 2].astype(np.uint32)
-
-    def _id(self, spelled: bytes) -> int:
-        token = self._ids.get(spelled)
-        return self._ids[self._core.search(spelled)[0]] if token is None else token  # type: ignore[index]
-
-    def _matches(self, buffer: bytes, said: frozenset[int]) -> Iterator[re.Match[bytes]]:
-        if not self._ids:
-            return
-        if not said:
-            yield from self._cuts.finditer(buffer)
-            return
-        at = 0
-        while match := self._cuts.search(buffer, at):
-            begin = self._core.search(buffer, match.start(), match.end()).start()  # type: ignore[union-attr]
+        rows: list[tuple[int, int, int]] = []
+        at = done = 0
+        while self._in_bytes and (match := self._in_bytes.search(buffer, at)):
+            begin, at = match.span()
             if begin in said:
                 at = begin + 1
-            else:
-                yield match
-                at = match.end()
+                continue
+            token = self._tokens[match[0]]
+            if token.rstrip and (space := _AFTER.match(buffer, at)):
+                at = space.end()
+            if token.lstrip and (space := _BEFORE.search(buffer, done, begin)):
+                begin = space.start()
+            rows.append((begin, at, token.id))
+            done = at
+        table = np.array(rows, dtype=np.int64).reshape(-1, 3)
+        return table[:, :2], table[:, 2].astype(np.uint32)
 
     def _hide_in_message(
         self, message: dict[str, Any], everyone: re.Pattern[str], assistant: re.Pattern[str] | None
@@ -141,15 +137,9 @@ class SpecialTokens:
         return value
 
 
-def _alternatives(texts: Any) -> re.Pattern[str] | None:
+def _alternatives(texts: Iterable[str]) -> re.Pattern[str] | None:
     pattern = "|".join(map(re.escape, texts))
     return re.compile(pattern) if pattern else None
-
-
-def _with_space(token: SpecialToken) -> bytes:
-    # A run of white space is looked at from its beginning alone, or long ones would take for ever.
-    before = rb"(?:(?<![ \t\n\r\f\v])" + _SPACE + b"|)" if token.lstrip else b""
-    return before + b"(?:" + re.escape(token.text.encode()) + b")" + (_SPACE if token.rstrip else b"")
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -157,9 +147,7 @@ def _texts(value: Any) -> Iterator[str]:
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _texts(key)
-            yield from _texts(item)
+        yield from _texts([*value, *value.values()])
     elif isinstance(value, list):
         for item in value:
             yield from _texts(item)

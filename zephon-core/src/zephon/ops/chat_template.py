@@ -1,7 +1,7 @@
 """Chat templates: Jinja as Hugging Face renders it, in the immutable sandbox, and the same in every process.
 
 A template comes with a model, and is code. Jinja's sandbox keeps it from files, from Python's own attributes and from
-changing what it is given. Nothing in it depends on time or chance: `strftime_now` gives one fixed date, and is missing
+changing its variables. Nothing in it depends on time or chance: `strftime_now` gives one fixed date, and is missing
 without one; `random` is missing. `{% generation %} ... {% endgeneration %}` marks what the assistant said.
 """
 
@@ -12,13 +12,12 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from zephon.errors import PipelineError
-from zephon.tokenizer.chat import TEMPLATE_SUFFIXES, read_chat_settings, read_template_file
+from zephon.tokenizer.load import read_chat_settings, read_template_file
 
-__all__ = ["ChatTemplate", "Rendered", "TemplateFailure", "chat_templates"]
+__all__ = ["ChatTemplate", "TemplateFailure", "chat_templates"]
 
 # Lone surrogates are in no text, so nothing that a conversation says is taken for one.
 _BEGIN, _END = "\udce0", "\udce1"
@@ -27,19 +26,6 @@ _BLOCK_ENDS = re.compile(f"([{_BEGIN}{_END}])")
 
 class TemplateFailure(Exception):
     """A template could not make text of a conversation. Never leaves this package."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rendered:
-    """A conversation as text.
-
-    Attributes:
-        text: all of it.
-        blocks: the characters [begin, end) of each {% generation %} block that is not empty, in order.
-    """
-
-    text: str
-    blocks: list[tuple[int, int]]
 
 
 class ChatTemplate:
@@ -63,10 +49,9 @@ class ChatTemplate:
         environment = _environment()
         if date is not None:
             try:
-                day = datetime.datetime.fromisoformat(date)
+                environment.globals["strftime_now"] = datetime.datetime.fromisoformat(date).strftime
             except (TypeError, ValueError):
                 raise PipelineError(f'tokenize_chat date is {date!r}; expected a day such as "2024-07-26".') from None
-            environment.globals["strftime_now"] = day.strftime
         try:
             self._template = environment.from_string(source)
             data = environment.parse(source).find_all(jinja2.nodes.TemplateData)
@@ -78,8 +63,13 @@ class ChatTemplate:
         self.marks_generation = any(node.data == _BEGIN for node in data)
         self._fixed = {**tokens, "documents": None}
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt: bool = False) -> Rendered:
+    def render(
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt: bool = False
+    ) -> tuple[str, list[tuple[int, int]]]:
         """The text of a conversation; with `prompt`, followed by the header of the assistant's next turn.
+
+        Returns:
+            (the text; the characters [begin, end) of each {% generation %} block that is not empty, in order).
 
         Raises:
             TemplateFailure: the template refuses the conversation, or fails.
@@ -92,7 +82,36 @@ class ChatTemplate:
         except Exception as error:  # a template can make Python raise nearly anything
             reason = " ".join(str(error).split())[:200]
             raise TemplateFailure(f"the template fails: {type(error).__name__}: {reason}") from None
-        return _without_marks(text) if self.marks_generation else Rendered(text, [])
+        return _without_marks(text) if self.marks_generation else (text, [])
+
+
+def chat_templates(
+    tokenizer_id: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None, date: str | None
+) -> tuple[ChatTemplate, ChatTemplate]:
+    """The template for conversations without tools, and the one for those with them.
+
+    Args:
+        tokenizer_id: where the templates and special tokens lie.
+        chat_template: one to use instead, or its path.
+        date: see `ChatTemplate`.
+
+    Raises:
+        PipelineError: there is none, or it does not compile.
+    """
+    templates, tokens = read_chat_settings(tokenizer_id)
+    if chat_template is not None:
+        source = os.fspath(chat_template)
+        is_path = source.endswith((".jinja", ".jinja2", ".j2")) and "\n" not in source
+        is_path = is_path or isinstance(chat_template, os.PathLike)
+        templates = {"default": read_template_file(source) if is_path else source}
+    if not templates:
+        raise PipelineError(
+            f"the tokenizer {os.fspath(tokenizer_id)} has no chat template; pass chat_template, the template of the "
+            "format that the model is to learn."
+        )
+    plain = ChatTemplate(templates.get("default") or next(iter(templates.values())), tokens, date)
+    with_tools = templates.get("tool_use")
+    return plain, ChatTemplate(with_tools, tokens, date) if with_tools else plain
 
 
 def _environment() -> Any:
@@ -119,36 +138,7 @@ def _environment() -> Any:
     return environment
 
 
-def chat_templates(
-    tokenizer_id: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None, date: str | None
-) -> tuple[ChatTemplate, ChatTemplate]:
-    """The template for conversations without tools, and the one for those with them.
-
-    Args:
-        tokenizer_id: where the templates and special tokens lie.
-        chat_template: one to use instead, or its path.
-        date: see `ChatTemplate`.
-
-    Raises:
-        PipelineError: there is none, or it does not compile.
-    """
-    settings = read_chat_settings(tokenizer_id)
-    templates = dict(settings.templates)
-    if chat_template is not None:
-        source = os.fspath(chat_template)
-        is_path = isinstance(chat_template, os.PathLike) or ("\n" not in source and source.endswith(TEMPLATE_SUFFIXES))
-        templates = {"default": read_template_file(source) if is_path else source}
-    if not templates:
-        raise PipelineError(
-            f"the tokenizer {os.fspath(tokenizer_id)} has no chat template; pass chat_template, the template of the "
-            "format that the model is to learn."
-        )
-    plain = ChatTemplate(templates.get("default") or next(iter(templates.values())), settings.tokens, date)
-    with_tools = templates.get("tool_use")
-    return plain, ChatTemplate(with_tools, settings.tokens, date) if with_tools else plain
-
-
-def _without_marks(text: str) -> Rendered:
+def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
     parts: list[str] = []
     blocks: list[tuple[int, int]] = []
     begin = size = 0
@@ -161,7 +151,7 @@ def _without_marks(text: str) -> Rendered:
         elif size > begin:
             blocks.append((begin, size))
             begin = size
-    return Rendered("".join(parts), blocks)
+    return "".join(parts), blocks
 
 
 def _to_json(

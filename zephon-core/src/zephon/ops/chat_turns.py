@@ -22,10 +22,9 @@ ASSISTANT = "assistant"
 Turn = tuple[int, int, int]
 """A message, and the characters [begin, end) of it that are trained on."""
 
-
-def _mark(n: int) -> str:
-    """What stands for message n; no text holds lone surrogates."""
-    return f"\udcf0{n}\udcf1"
+_MARK = "\udcf0{}\udcf1"  # stands for message n; no text holds lone surrogates
+_MARKS = re.compile("\udcf0([0-9]+)\udcf1")
+_SPACE = re.compile(r"\s*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +54,28 @@ class Skeleton:
         return None
 
 
+def skeleton_of(template: ChatTemplate, roles: Sequence[str], ends: re.Pattern[str] | None) -> Skeleton | None:
+    """The skeleton of conversations with these roles; None where the template does more than put messages in."""
+    if ends and any(ends.search(role) for role in roles):
+        return None
+    messages = [{"role": role, "content": _MARK.format(n)} for n, role in enumerate(roles)]
+    try:
+        text = template.render(messages)[0]
+    except TemplateFailure:
+        return None
+    if _MARKS.findall(text) != [str(n) for n in range(len(roles))]:
+        return None
+    spans = [match.span() for match in _MARKS.finditer(text)]
+    between = _MARKS.sub("\udcf0", text).split("\udcf0")
+    turns = [
+        (n, begin - spans[n][0] + len(between[n]), end - spans[n][1])
+        for n, begin, end in Conversation(template, messages, None, text, ends).turns(marks=True)
+    ]
+    if any(begin < 0 or end > len(between[n + 1]) for n, begin, end in turns):
+        return None
+    return Skeleton(tuple(between), tuple(turns), "" in between[1:-1])
+
+
 @dataclass(frozen=True, slots=True)
 class Conversation:
     """A rendered conversation.
@@ -73,33 +94,28 @@ class Conversation:
     ends: re.Pattern[str] | None
     said: frozenset[int] = frozenset()
 
-    def turns(self) -> list[Turn]:
-        """The turns of the assistant, each found by rendering parts of the conversation."""
+    def turns(self, *, marks: bool = False) -> list[Turn]:
+        """The turns of the assistant, each found by rendering parts of it; contents may be marks."""
         turns: list[Turn] = []
         done = 0
         for n, message in enumerate(self.messages):
             if message["role"] != ASSISTANT:
                 continue
-            words, prompted = self._words(n), self.begin(n)
-            if words is None:
-                if prompted is None:
-                    continue
-                begin, end = prompted, self.end(n, prompted)
-            else:
-                begin = words[0] if prompted is None else min(words[0], max(done, prompted))
-                space = re.compile(r"\s*").match(self.text, words[1])
-                follows = self.ends.match(self.text, space.end()) if self.ends and space else None
-                if follows and follows.start() not in self.said:
-                    end = follows.end()
-                else:
-                    end = max(words[1], self.end(n, words[1]))
-            if end > max(begin, done):
-                turns.append((n, max(begin, done), end))
+            words, prompted = self._words(n), self._prompted(n)
+            first, last = words or (prompted, prompted)
+            if first is None or last is None:
+                continue
+            begin = max(done, first if prompted is None else min(first, max(done, prompted)))
+            # Up to here the conversation may be another text, with the thoughts of this turn for example, so the token
+            # for the end of a turn is looked for behind the words first.
+            end = (words and not marks and self._token_after(last)) or max(last, self._end(n, last))
+            if end > begin:
+                turns.append((n, begin, end))
                 done = end
         return turns
 
-    def begin(self, n: int) -> int | None:
-        """Where the turn of message n begins: where the generation prompt before it ends. None without a prompt."""
+    def _prompted(self, n: int) -> int | None:
+        """Where the generation prompt before message n ends. None without a prompt."""
         prompt = self._render(self.messages[:n], prompt=True)
         if prompt is None:  # many templates want a user first
             return None
@@ -109,71 +125,42 @@ class Conversation:
             common = max(self.text.rfind("\n", 0, common) + 1, *self._written(0, common)[-1:], 0)
         return common
 
-    def end(self, n: int, begin: int) -> int:
-        """Where the turn of message n, whose words end at or after `begin`, ends: after its end-of-turn token."""
+    def _end(self, n: int, last: int) -> int:
+        """Where the turn of message n, whose words end at or after `last`, ends: after its end-of-turn token."""
         upto = self._render(self.messages[: n + 1])
-        end = begin if upto is None else _common_length(upto, self.text)
-        return (self._written(begin, end) or [end])[-1]
+        common = last if upto is None else _common_length(upto, self.text)
+        return (self._written(last, common) or [common])[-1]
+
+    def _token_after(self, last: int) -> int | None:
+        """The end of the template's special token behind `last` and white space."""
+        space = _SPACE.match(self.text, last)
+        token = self.ends.match(self.text, space.end()) if self.ends and space else None
+        return token.end() if token and token.start() not in self.said else None
 
     def _words(self, n: int) -> tuple[int, int] | None:
         """Where the content of message n lies in the text: found by rendering it with a mark."""
-        message, mark = self.messages[n], _mark(n)
+        message, mark = self.messages[n], _MARK.format(n)
         if not isinstance(message.get("content"), str) or "tool_calls" in message:
             return None
         other = self._render([*self.messages[:n], {**message, "content": mark}, *self.messages[n + 1 :]])
         if other is None or other.count(mark) != 1:
             return None
         before, after = other.split(mark)
-        if (
-            len(before) + len(after) > len(self.text)
-            or not self.text.startswith(before)
-            or not self.text.endswith(after)
-        ):
+        fits = len(before) + len(after) <= len(self.text)
+        if not (fits and self.text.startswith(before) and self.text.endswith(after)):
             return None
         return len(before), len(self.text) - len(after)
 
     def _render(self, messages: list[dict[str, Any]], prompt: bool = False) -> str | None:
         try:
-            return self.template.render(messages, self.tools, prompt=prompt).text
+            return self.template.render(messages, self.tools, prompt=prompt)[0]
         except TemplateFailure:
             return None
 
     def _written(self, begin: int, end: int) -> list[int]:
         """Where the special tokens end that the template wrote between two places."""
-        found = self.ends.finditer(self.text, begin, end) if self.ends else ()
-        return [match.end() for match in found if match.start() not in self.said]
-
-
-def skeleton_of(template: ChatTemplate, roles: Sequence[str], ends: re.Pattern[str] | None) -> Skeleton | None:
-    """The skeleton of conversations with these roles; None where the template does more than put messages in."""
-    if ends and any(ends.search(role) for role in roles):
-        return None
-    marks = [_mark(n) for n in range(len(roles))]
-    messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-    try:
-        text = template.render(messages).text
-    except TemplateFailure:
-        return None
-    between, starts, at = [], [], 0
-    for mark in marks:
-        found = text.find(mark, at)
-        if found < 0 or text.count(mark) != 1:
-            return None
-        between.append(text[at:found])
-        starts.append(found)
-        at = found + len(mark)
-    between.append(text[at:])
-    conversation = Conversation(template, messages, None, text, ends)
-    turns = []
-    for n, start in enumerate(starts):
-        if roles[n] == ASSISTANT:
-            prompted, stop = conversation.begin(n), start + len(marks[n])
-            begin = start if prompted is None else min(start, prompted)
-            end = max(stop, conversation.end(n, stop))
-            if start - begin > len(between[n]) or end - stop > len(between[n + 1]):
-                return None
-            turns.append((n, len(between[n]) - (start - begin), end - stop))
-    return Skeleton(tuple(between), tuple(turns), "" in between[1:-1])
+        tokens = self.ends.finditer(self.text, begin, end) if self.ends else ()
+        return [match.end() for match in tokens if match.start() not in self.said]
 
 
 def _common_length(one: str, other: str) -> int:

@@ -2,14 +2,14 @@
 
 A block's rows go through the row operators dataset by dataset, since datasets differ in their columns and may have
 operators of their own. Then encoders make tokens of them: one for text, one for conversations, one for tokens that are
-there already. What comes out is in the order of the rows that went in.
+there already. Documents are in the order of the rows that they are of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,65 +17,20 @@ import pyarrow as pa
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import shown_value
 from zephon.columns.faults import RowFault, reason_of
-from zephon.columns.records import RowBlock, RowPart, TokenBlock, ragged_take
+from zephon.columns.records import RowBlock, RowPart, TokenBlock
 from zephon.config.options import FaultPolicy
 from zephon.errors import DataError
+from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
-__all__ = ["DocumentWorker", "Documents", "Emitted", "Encoder"]
+__all__ = ["DocumentWorker", "Emitted"]
 
-
-@dataclass(slots=True)
-class Documents:
-    """Documents as tokens, in ascending order of the rows they came from.
-
-    Attributes:
-        tokens: uint32[n_tokens].
-        offsets: int64[n_docs + 1].
-        places: int64[n_docs], ascending: the row of the block that each came from.
-        blank: int64[m], places of rows without any content.
-        loss, positions: as in `TokenBlock`.
-    """
-
-    tokens: np.ndarray
-    offsets: np.ndarray
-    places: np.ndarray
-    blank: np.ndarray
-    loss: np.ndarray | None = None
-    positions: np.ndarray | None = None
-
-    @staticmethod
-    def merged(parts: Sequence[Documents]) -> Documents:
-        """All documents in the order of their places; those of one place stay in their order."""
-        if len(parts) == 1:
-            return parts[0]
-        places = np.concatenate([part.places for part in parts])
-        ends = np.cumsum([part.offsets[-1] for part in parts])
-        offsets = np.concatenate(
-            [parts[0].offsets, *(part.offsets[1:] + end for part, end in zip(parts[1:], ends[:-1], strict=True))]
-        )
-        order = np.argsort(places, kind="stable")
-        items, new_offsets = ragged_take(offsets, order)
-        loss = positions = None
-        if any(part.loss is not None for part in parts):
-            filled = [np.ones(len(p.tokens), dtype=bool) if p.loss is None else p.loss for p in parts]
-            loss = np.concatenate(filled)[items]
-        if any(part.positions is not None for part in parts):
-            counted = [_counted(p) if p.positions is None else p.positions for p in parts]
-            positions = np.concatenate(counted)[items]
-        return Documents(
-            tokens=np.concatenate([part.tokens for part in parts])[items],
-            offsets=new_offsets,
-            places=places[order],
-            blank=np.concatenate([part.blank for part in parts]),
-            loss=loss,
-            positions=positions,
-        )
-
-
-def _counted(documents: Documents) -> np.ndarray:
-    """-1 stands for a position that counts from the start of the document, see `WrapPacker`."""
-    return np.full(len(documents.tokens), -1, dtype=np.int32)
+Failed = Sequence[tuple[int, str, str]]
+"""(place, operator, reason) of rows that cannot be used."""
+Faults = tuple[tuple[int, tuple[RowFault, ...]], ...]
+"""By chunk, as in `TokenBlock`."""
+# What became of a row: left out by an operator, without content, faulty, or passed on.
+_DROPPED, _BLANK, _FAULTY, _PASSED = range(4)
 
 
 @dataclass(slots=True)
@@ -92,192 +47,137 @@ class Emitted:
     rows_read: np.ndarray
     rows_dropped: np.ndarray
     rows_failed: np.ndarray
-    faults: tuple[tuple[int, tuple[RowFault, ...]], ...] = ()
+    faults: Faults = ()
     failed: frozenset[int] = frozenset()
-
-
-class Encoder(Protocol):
-    """Makes documents of rows. Stateless; used by any number of threads; pickles."""
-
-    columns: tuple[str, ...]
-    """What it reads."""
-    joins: bool
-    """Whether rows of several datasets may be encoded together, once `columns` have been made alike by `alike`."""
-
-    def alike(self, rows: Rows) -> Rows:
-        """`columns` alone, in types that are the same for every dataset; without rows whose values do not fit."""
-
-    def encode(self, rows: Rows) -> Documents:
-        """The documents of some rows."""
-
-    def texts(self, rows: Rows) -> list[str]:
-        """Texts as the tokenizer gets them, for its self-check."""
 
 
 class DocumentWorker:
     """The worker of row operators and tokenizing: a function from a block of rows to a block of tokens.
 
     Args:
-        operators: by dataset, the row operators for it in order.
+        chains: by dataset, the row operators for it in order.
         encoders: by dataset; those that are one object are used together.
         names: of the datasets.
         locate: shard and row within it, of a row of a dataset given by number, for messages.
         faults: what happens to rows that cannot be used.
+
+    Attributes:
+        skips: whether rows that cannot be used are left out rather than ending the run.
     """
 
     def __init__(
         self,
-        operators: Sequence[Sequence[RowOperator]],
+        chains: Sequence[Sequence[RowOperator]],
         encoders: Sequence[Encoder],
         names: Sequence[str],
         locate: Callable[[int, int], tuple[str, int]],
         faults: FaultPolicy,
     ) -> None:
-        self._operators = [tuple(chain) for chain in operators]
-        self._encoders = list(encoders)
-        self._names = list(names)
-        self._locate = locate
-        self._policy, self._skips, self._keeps = faults, faults.skips, faults.keeps
+        self.chains = [tuple(chain) for chain in chains]
+        self.encoders = list(encoders)
+        self.skips = faults.skips
+        self._names, self._locate, self._policy = list(names), locate, faults
+
+    def running(self, chains: Sequence[Sequence[RowOperator]], encoders: Sequence[Encoder]) -> DocumentWorker:
+        """The same with other operators and encoders, which do the same."""
+        return DocumentWorker(chains, encoders, self._names, self._locate, self._policy)
 
     def __call__(self, block: RowBlock) -> TokenBlock:
         """Raises `DataError` for the first row that cannot be used, unless those are left out."""
         try:
-            documents, failed = self._documents(block.parts, self._skips)
+            documents, failed = self._documents(block.parts, self.skips)
         except RowFailure as failure:
             failure = self._first(failure, block.parts)
-            raise self._told(block, failure) from failure.__cause__
-        places, dataset = documents.places, block.dataset
-        # What became of each row: nothing, without content, left out as faulty, documents.
-        fate = np.zeros(len(dataset), dtype=np.int8)
-        fate[documents.blank] = 1
-        fate[[place for place, _, _ in failed] + [place for place, _ in block.lost]] = 2
-        fate[places] = 3
+            raise self.error(block, failure) from failure.__cause__
+        places = documents.places
+        fate = self._fate(block, failed, places, documents.blank)
         begin = None
         if len(places) > 1 and (np.diff(places) == 0).any():
             first = np.searchsorted(places, places, side="left")
             begin = documents.offsets[:-1] - documents.offsets[first]
-        n = len(self._names)
         return TokenBlock(
             tokens=documents.tokens,
             offsets=documents.offsets,
-            dataset=dataset[places],
+            dataset=block.dataset[places],
             row=block.row[places],
             position=block.position[places],
             chunk=block.chunk,
-            rows_read=np.bincount(dataset, minlength=n),
-            rows_skipped=np.bincount(dataset[fate == 1], minlength=n),
+            rows_skipped=self._count(block, fate == _BLANK),
             loss=documents.loss,
             positions=documents.positions,
             begin=begin,
-            rows_dropped=np.bincount(dataset[fate == 0], minlength=n),
-            rows_failed=np.bincount(dataset[fate == 2], minlength=n),
-            faults=self._faults(block, failed),
+            **self._account(block, fate, failed),
         )
 
     def prepared(self, block: RowBlock) -> tuple[list[tuple[int, Rows]], Emitted]:
         """What the row operators make of a block, by dataset, and the account of it."""
         failed: list[tuple[int, str, str]] = []
-        fate = np.zeros(len(block.dataset), dtype=np.int8)
-        made = []
         try:
-            for part in block.parts:
-                rows = Rows(part.table, part.places, self._skips, failed)
-                apply_all(self._operators[part.dataset], rows)
-                fate[rows.places] = 3
-                made.append((part.dataset, rows))
+            parts = [(part.dataset, self._applied(part, self.skips, failed)) for part in block.parts]
         except RowFailure as failure:
-            raise self._told(block, failure) from failure.__cause__
-        fate[[place for place, _, _ in failed] + [place for place, _ in block.lost]] = 2
-        n = len(self._names)
-        return made, Emitted(
-            rows=block,
-            rows_read=np.bincount(block.dataset, minlength=n),
-            rows_dropped=np.bincount(block.dataset[fate == 0], minlength=n),
-            rows_failed=np.bincount(block.dataset[fate == 2], minlength=n),
-            faults=self._faults(block, failed),
-            failed=frozenset(np.flatnonzero(fate == 2).tolist()),
-        )
+            raise self.error(block, failure) from failure.__cause__
+        passed = np.concatenate([np.zeros(0, dtype=np.int64), *(rows.places for _, rows in parts)])
+        fate = self._fate(block, failed, passed)
+        faulty = frozenset(np.flatnonzero(fate == _FAULTY).tolist())
+        return parts, Emitted(block, **self._account(block, fate, failed), failed=faulty)
 
-    def blame(self, block: RowBlock, place: int, operator: str, reason: str, error: Exception | None) -> NoReturn:
-        """A row that cannot be used, where that ends the run."""
-        raise self._told(block, RowFailure(place, operator, reason)) from error
+    def error(self, block: RowBlock, failure: RowFailure) -> DataError:
+        """For a row that cannot be used, where that ends the run."""
+        fault = self._fault(block, failure.place, failure.operator, failure.reason)
+        return DataError(f'{fault}; repair it, or leave such rows out with on_error = "skip".')
 
-    @property
-    def skips(self) -> bool:
-        """Whether rows that cannot be used are left out rather than ending the run."""
-        return self._skips
-
-    def faults_of(
-        self, block: RowBlock, failed: Sequence[tuple[int, str, str]]
-    ) -> tuple[tuple[int, tuple[RowFault, ...]], ...]:
-        """By chunk, as in `TokenBlock`, the faults (place, operator, reason) of rows of a block."""
-        return self._faults(replace(block, lost=()), failed)
+    def faults_of(self, block: RowBlock, failed: Failed) -> Faults:
+        """The faults of rows of a block."""
+        if not failed and not block.lost:
+            return ()
+        # A row has one fault, whatever became of the several that it may have been made into.
+        first = {place: why for place, *why in reversed(failed)}
+        faults = [(place, self._fault(block, place, *why)) for place, why in first.items()]
+        for place, lost in block.lost:
+            fault = self._fault(block, place, "read", lost.reason)
+            faults.append((place, replace(fault, first_row=lost.first_row, rows=lost.rows, content=lost.content)))
+        faults.sort(key=lambda item: item[0])
+        return ((block.chunk, tuple(fault for _, fault in faults)),)
 
     def count(self, dataset: int, table: pa.Table) -> int:
         """Tokens that rows of a dataset make, special tokens included; rows that cannot be used make none."""
-        everything = np.arange(table.num_rows, dtype=np.int64)
-        documents, _ = self._documents([RowPart(dataset, table, everything)], skips=True)
+        documents, _ = self._documents([_part(dataset, table)], skips=True)
         return int(documents.offsets[-1])
 
-    def rows(self, dataset: int, table: pa.Table, *, skips: bool) -> Rows:
-        """What the row operators make of rows of a dataset, which they may change."""
-        rows = Rows(table, np.arange(table.num_rows, dtype=np.int64), skips)
-        apply_all(self._operators[dataset], rows)
-        return rows
-
     def texts(self, dataset: int, table: pa.Table) -> list[str]:
-        """Texts as the tokenizer gets them."""
-        rows = self.rows(dataset, table, skips=True)
-        return self._encoders[dataset].texts(rows) if rows.table.num_rows else []
+        """Texts of rows of a dataset as the tokenizer gets them."""
+        rows = self._applied(_part(dataset, table), True, [])
+        return self.encoders[dataset].texts(rows) if rows.table.num_rows else []
 
     def describe(self, dataset: int, row: int) -> str:
         """Where a row of a dataset lies, in words."""
         shard, in_shard = self._locate(dataset, row)
         return f'dataset "{self._names[dataset]}", shard {shard}, row {in_shard}'
 
-    @property
-    def chains(self) -> list[tuple[RowOperator, ...]]:
-        """By dataset, the row operators."""
-        return self._operators
-
-    @property
-    def encoders(self) -> list[Encoder]:
-        """By dataset, what makes documents."""
-        return self._encoders
-
-    def running(
-        self, chains: Sequence[Sequence[RowOperator]], encoders: Sequence[Encoder] | None = None
-    ) -> DocumentWorker:
-        """The same with other row operators, and other encoders where given, which do the same."""
-        return DocumentWorker(chains, encoders or self._encoders, self._names, self._locate, self._policy)
-
-    def spoken(self, block: RowBlock) -> str:
+    def describe_block(self, block: RowBlock) -> str:
         """Which rows a block holds, in words."""
         first, last = (self.describe(int(block.dataset[n]), int(block.row[n])) for n in (0, -1))
         return f"{len(block.row):,} rows, the first {first}, the last {last}"
 
-    def operators_of(self, dataset: int) -> tuple[RowOperator, ...]:
-        """The row operators for a dataset."""
-        return self._operators[dataset]
+    def _applied(self, part: RowPart, skips: bool, failed: list[tuple[int, str, str]]) -> Rows:
+        rows = Rows(part.table, part.places, skips, failed)
+        apply_all(self.chains[part.dataset], rows)
+        return rows
 
-    def _documents(self, parts: Sequence[RowPart], skips: bool) -> tuple[Documents, list[tuple[int, str, str]]]:
-        """The documents of some rows, and (place, operator, reason) of those that cannot be used."""
+    def _documents(self, parts: Sequence[RowPart], skips: bool) -> tuple[Documents, Failed]:
+        """The documents of some rows, and those that cannot be used."""
         failed: list[tuple[int, str, str]] = []
         groups: dict[int, tuple[Encoder, list[Rows]]] = {}
         for part in parts:
-            rows = Rows(part.table, part.places, skips, failed)
-            apply_all(self._operators[part.dataset], rows)
-            if self._operators[part.dataset] and not rows.table.num_rows:
+            rows = self._applied(part, skips, failed)
+            if self.chains[part.dataset] and not rows.table.num_rows:
                 continue  # with the columns as they were, not as operators would have made them
-            encoder = self._encoders[part.dataset]
+            encoder = self.encoders[part.dataset]
             groups.setdefault(id(encoder), (encoder, []))[1].append(rows)
-        made = []
+        documents = []
         for encoder, pieces in groups.values():
-            made += [encoder.encode(rows) for rows in ([_joined(encoder, pieces)] if encoder.joins else pieces)]
-        if not made:
-            none = np.empty(0, dtype=np.int64)
-            made = [Documents(np.empty(0, dtype=np.uint32), np.zeros(1, dtype=np.int64), none, none)]
-        return Documents.merged(made), sorted(failed, key=lambda item: item[0])
+            documents += [encoder.encode(rows) for rows in ([_joined(encoder, pieces)] if encoder.joins else pieces)]
+        return Documents.merged(documents), sorted(failed, key=lambda item: item[0])
 
     def _first(self, failure: RowFailure, parts: Sequence[RowPart]) -> RowFailure:
         """The failure of the first row that fails: another row may have failed at an earlier operator, or dataset.
@@ -285,43 +185,49 @@ class DocumentWorker:
         So a run ends at the same row wherever its blocks are cut.
         """
         while failure.place:
-            before = []
-            for part in parts:
-                count = int(np.searchsorted(part.places, failure.place))
-                if count:
-                    before.append(RowPart(part.dataset, part.table.slice(0, count), part.places[:count]))
+            counts = [int(np.searchsorted(part.places, failure.place)) for part in parts]
+            before = [
+                RowPart(part.dataset, part.table.slice(0, count), part.places[:count])
+                for part, count in zip(parts, counts, strict=True)
+                if count
+            ]
             try:
-                if before:
-                    self._documents(before, skips=False)
+                self._documents(before, skips=False)
                 break
             except RowFailure as earlier:
                 failure = earlier
         return failure
 
-    def _told(self, block: RowBlock, failure: RowFailure) -> DataError:
-        fault = self._fault(block, failure.place, failure.operator, failure.reason)
-        return DataError(f'{fault}; repair it, or leave such rows out with on_error = "skip".')
+    def _fate(self, block: RowBlock, failed: Failed, passed: np.ndarray, blank: np.ndarray | None = None) -> np.ndarray:
+        """int8[n_rows]: what became of each row of a block."""
+        fate = np.full(len(block.dataset), _DROPPED, dtype=np.int8)
+        if blank is not None:
+            fate[blank] = _BLANK
+        fate[[place for place, _, _ in failed] + [place for place, _ in block.lost]] = _FAULTY
+        fate[passed] = _PASSED
+        return fate
 
-    def _faults(
-        self, block: RowBlock, failed: Sequence[tuple[int, str, str]]
-    ) -> tuple[tuple[int, tuple[RowFault, ...]], ...]:
-        """By chunk, as in `TokenBlock`."""
-        if not failed and not block.lost:
-            return ()
-        # A row is told of once, whatever became of the several that it may have been made into.
-        first = {place: why for place, *why in reversed(failed)}
-        made = [(place, self._fault(block, place, *why)) for place, why in first.items()]
-        for place, lost in block.lost:
-            fault = self._fault(block, place, "read", lost.reason)
-            made.append((place, replace(fault, first_row=lost.first_row, rows=lost.rows, content=lost.content)))
-        made.sort(key=lambda item: item[0])
-        return ((block.chunk, tuple(fault for _, fault in made)),)
+    def _account(self, block: RowBlock, fate: np.ndarray, failed: Failed) -> dict[str, Any]:
+        return {
+            "rows_read": self._count(block, slice(None)),
+            "rows_dropped": self._count(block, fate == _DROPPED),
+            "rows_failed": self._count(block, fate == _FAULTY),
+            "faults": self.faults_of(block, failed),
+        }
+
+    def _count(self, block: RowBlock, rows: Any) -> np.ndarray:
+        """int64[n_datasets]: how many of some rows are of each dataset."""
+        return np.bincount(block.dataset[rows], minlength=len(self._names))
 
     def _fault(self, block: RowBlock, place: int, operator: str, reason: str) -> RowFault:
         dataset = int(block.dataset[place])
         shard, row = self._locate(dataset, int(block.row[place]))
-        content = _content(block, place) if self._keeps else ""
+        content = _content(block, place) if self._policy.keeps else ""
         return RowFault(operator, self._names[dataset], shard, row, reason, row, 1, content)
+
+
+def _part(dataset: int, table: pa.Table) -> RowPart:
+    return RowPart(dataset, table, np.arange(table.num_rows, dtype=np.int64))
 
 
 def _content(block: RowBlock, place: int) -> str:

@@ -1,54 +1,50 @@
-"""What the three operators that make documents have in common: their options, and limits and special tokens."""
+"""What the operators that make documents have in common: their options, special tokens and limits."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zephon.config.options import check_workers
+from zephon.columns.records import ragged_take
+from zephon.config.keys import Positive, Workers, check_keys, key
+from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
-from zephon.ops.documents import Documents
 from zephon.ops.rows import Rows, check_names, missing_column
 
-__all__ = ["DocumentEncoder", "EncodeOptions", "add_special_tokens", "check_column_name", "column_type_error"]
+__all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`.
-
-    Attributes:
-        special_tokens: "auto" (for text EOS, and BOS where the tokenizer has one of its own; nothing for conversations
-            and given tokens), "bos_eos", "bos", "eos" or "none".
-        backend: "auto", or the library to insist on.
-        parallelism: worker threads, or None for the default.
-        max_length: most tokens of a document, special tokens included; None is no limit. A longer one is cut off (its
-            EOS is kept), or, with `split_long_samples`, cut into several documents.
-        split_long_samples: see max_length.
-        datasets: names of the datasets with such documents, or None for all.
-    """
+    """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`."""
 
     kind: ClassVar[str]
-    special_tokens: str = "auto"
-    backend: str = "auto"
-    parallelism: int | None = None
-    max_length: int | None = None
-    split_long_samples: bool = False
+    special_tokens: SpecialTokens = key(
+        "auto",
+        'Tokens round each document: "bos_eos", "bos", "eos", "none", or "auto": for text EOS, and BOS where the '
+        "tokenizer has one of its own; none for conversations and token ids.",
+    )
+    backend: Literal["auto", "fastokens", "gigatoken", "tokenizers"] = key(
+        "auto", "The library to insist on.", decides_data=False
+    )
+    parallelism: Workers | None = key(None, "Worker threads; None is the default.", decides_data=False)
+    max_length: Positive | None = key(
+        None,
+        "Most tokens of a document, special tokens included. A longer one is cut off (its EOS is kept), or, with "
+        "split_long_samples, cut into several documents.",
+    )
+    split_long_samples: bool = key(False, "See max_length.")
     datasets: Sequence[str] | None = None
+    """Names of the datasets with such documents, or None for all."""
 
     def __post_init__(self) -> None:
-        kind, limit, split = self.kind, self.max_length, self.split_long_samples
-        check_workers(kind, self.parallelism)
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-            raise PipelineError(f"{kind} max_length is {limit!r}; expected a number of tokens, or None.")
-        if not isinstance(split, bool):
-            raise PipelineError(f"{kind} split_long_samples is {split!r}; expected True or False.")
-        if split and limit is None:
-            raise PipelineError(f"{kind} split_long_samples needs max_length, the tokens of a piece.")
-        object.__setattr__(self, "datasets", check_names(kind, "datasets", self.datasets))
+        check_keys(self, PipelineError, f"{self.kind} ")
+        if self.split_long_samples and self.max_length is None:
+            raise PipelineError(f"{self.kind} split_long_samples needs max_length, the tokens of a piece.")
+        object.__setattr__(self, "datasets", check_names(self.kind, "datasets", self.datasets))
 
     @property
     def extra_columns(self) -> tuple[str, ...]:
@@ -66,14 +62,65 @@ class EncodeOptions:
         return f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
 
 
-class DocumentEncoder:
-    """What the workers of these operators have in common. Stateless: any number of threads use one.
+@dataclass(slots=True)
+class Documents:
+    """Documents as tokens, in ascending order of the rows they came from.
+
+    Attributes:
+        tokens: uint32[n_tokens].
+        offsets: int64[n_docs + 1].
+        places: int64[n_docs], ascending: the row of the block that each came from.
+        blank: int64[m], places of rows without any content.
+        loss, positions: as in `TokenBlock`.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    places: np.ndarray
+    blank: np.ndarray
+    loss: np.ndarray | None = None
+    positions: np.ndarray | None = None
+
+    @staticmethod
+    def merged(parts: Sequence[Documents]) -> Documents:
+        """All documents in the order of their places; those of one place stay in their order."""
+        if not parts:
+            none = np.zeros(0, dtype=np.int64)
+            return Documents(np.zeros(0, dtype=np.uint32), np.zeros(1, dtype=np.int64), none, none)
+        if len(parts) == 1:
+            return parts[0]
+        places = np.concatenate([part.places for part in parts])
+        counts = np.concatenate([np.diff(part.offsets) for part in parts])
+        order = np.argsort(places, kind="stable")
+        items, offsets = ragged_take(np.concatenate([[0], np.cumsum(counts)]), order)
+
+        def joined(name: str, default: int, kind: type) -> np.ndarray | None:
+            columns = [getattr(part, name) for part in parts]
+            if all(column is None for column in columns):
+                return None
+            pairs = zip(columns, parts, strict=True)
+            return np.concatenate([np.full(len(p.tokens), default, kind) if c is None else c for c, p in pairs])[items]
+
+        return Documents(
+            tokens=np.concatenate([part.tokens for part in parts])[items],
+            offsets=offsets,
+            places=places[order],
+            blank=np.concatenate([part.blank for part in parts]),
+            loss=joined("loss", True, np.bool_),
+            positions=joined("positions", -1, np.int32),  # -1 counts from the start of the document, see `WrapPacker`
+        )
+
+
+class Encoder:
+    """Makes documents of rows. Stateless: any number of threads use one; pickles.
 
     Args:
         options: the description.
-        columns: what it reads.
         bos, eos: ids to put round each document, or None.
         bos_trained: whether a BOS that is put in counts for the loss; an EOS does.
+
+    Attributes:
+        joins: whether rows of several datasets may be encoded together, once `alike` has made them so.
 
     Raises:
         PipelineError: the limit leaves no room for content.
@@ -82,24 +129,27 @@ class DocumentEncoder:
     joins = False
 
     def __init__(
-        self, options: EncodeOptions, columns: Sequence[str], bos: int | None, eos: int | None, bos_trained: bool = True
+        self, options: EncodeOptions, bos: int | None = None, eos: int | None = None, *, bos_trained: bool = True
     ) -> None:
-        self.columns = tuple(columns)
         self._options = options
         self._bos, self._eos, self._bos_trained = bos, eos, bos_trained
         self._extra = (bos is not None) + (eos is not None)
         if options.max_length is not None and options.max_length <= self._extra:
             raise PipelineError(
-                f"{options.kind} max_length is {options.max_length}, which leaves no room for content besides "
-                f"{self._extra} special token(s)."
+                f"{options.kind} max_length is {options.max_length}; expected more than the {self._extra} special "
+                "token(s) round each document."
             )
 
     def alike(self, rows: Rows) -> Rows:
-        """As it is: every dataset is encoded by itself."""
+        """The columns to encode, in types that are the same for every dataset; without rows that do not fit."""
         return rows
 
+    def encode(self, rows: Rows) -> Documents:
+        """The documents of some rows."""
+        raise NotImplementedError
+
     def texts(self, rows: Rows) -> list[str]:
-        """Texts as the tokenizer gets them: none."""
+        """Texts as the tokenizer gets them, for its self-check."""
         return []
 
     def column(self, rows: Rows, name: str) -> Any:
@@ -112,23 +162,30 @@ class DocumentEncoder:
             raise PipelineError(f"{self._options.kind} {missing_column(name, rows.table.column_names)}")
         return rows.table.column(name)
 
+    def type_error(self, name: str, kind: Any, expected: str) -> PipelineError:
+        """For a column of a type that cannot be encoded."""
+        return PipelineError(f'{self._options.kind}: column "{name}" holds {kind}; expected {expected}.')
+
     def finished(self, documents: Documents) -> Documents:
         """Documents of content alone, cut to the limit and with their special tokens."""
         limit, split = self._options.max_length, self._options.split_long_samples
         tokens, offsets, places = documents.tokens, documents.offsets, documents.places
         loss, positions = documents.loss, documents.positions
-        if limit is not None and not split:
-            tokens, offsets, (loss, positions) = _shortened(tokens, offsets, limit - self._extra, loss, positions)
+        counts = np.diff(offsets)
+        if limit is not None and not split and counts.max(initial=0) > limit - self._extra:
+            kept = np.arange(len(tokens)) - np.repeat(offsets[:-1], counts) < limit - self._extra
+            tokens = tokens[kept]
+            loss, positions = (None if column is None else column[kept] for column in (loss, positions))
+            offsets = np.concatenate([[0], np.cumsum(np.minimum(counts, limit - self._extra))])
         if self._extra:
-            plain = offsets
-            tokens, offsets = add_special_tokens(tokens, plain, self._bos, self._eos)
             if loss is not None:
-                ends = None if self._bos is None else int(self._bos_trained), None if self._eos is None else 1
-                loss, _ = add_special_tokens(loss, plain, *ends)
+                trained = None if self._bos is None else int(self._bos_trained), None if self._eos is None else 1
+                loss, _ = add_special_tokens(loss, offsets, *trained)
+            tokens, offsets = add_special_tokens(tokens, offsets, self._bos, self._eos)
         if limit is not None and split:
             offsets, document = _split_up(offsets, limit)
             places = places[document]
-        return Documents(tokens, offsets, places, documents.blank, loss, positions)
+        return replace(documents, tokens=tokens, offsets=offsets, places=places, loss=loss, positions=positions)
 
 
 def add_special_tokens(
@@ -144,8 +201,6 @@ def add_special_tokens(
         The same two arrays for the longer documents.
     """
     extra = (bos is not None) + (eos is not None)
-    if not extra:
-        return tokens, offsets
     longer = offsets + extra * np.arange(len(offsets), dtype=np.int64)
     out = np.empty(int(longer[-1]), dtype=tokens.dtype)
     content = np.ones(len(out), dtype=bool)
@@ -155,19 +210,6 @@ def add_special_tokens(
             content[places] = False
     out[content] = tokens
     return out, longer
-
-
-def _shortened(
-    tokens: np.ndarray, offsets: np.ndarray, limit: int, *columns: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray, list[np.ndarray | None]]:
-    """The first `limit` tokens of every document, and the same of `columns`, [n_tokens] each or None."""
-    counts = np.minimum(np.diff(offsets), limit)
-    if int(counts.sum()) == int(offsets[-1]):
-        return tokens, offsets, list(columns)
-    new_offsets = np.zeros(len(offsets), dtype=np.int64)
-    np.cumsum(counts, out=new_offsets[1:])
-    items = np.repeat(offsets[:-1] - new_offsets[:-1], counts) + np.arange(new_offsets[-1], dtype=np.int64)
-    return tokens[items], new_offsets, [None if column is None else column[items] for column in columns]
 
 
 def _split_up(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
@@ -181,14 +223,3 @@ def _split_up(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)
     nth = np.arange(len(document), dtype=np.int64) - np.repeat(np.cumsum(pieces) - pieces, pieces)
     return np.append(offsets[document] + nth * limit, offsets[-1]), document
-
-
-def check_column_name(operator: str, key: str, name: object, *, required: bool = False) -> None:
-    """Refuse what is not the name of a column."""
-    if (name is None and required) or (name is not None and (not isinstance(name, str) or not name)):
-        raise PipelineError(f"{operator} {key} is {name!r}; expected the name of a column.")
-
-
-def column_type_error(operator: str, column: str, kind: Any, wanted: str) -> PipelineError:
-    """For a column of a type that an encoder cannot use."""
-    return PipelineError(f'{operator}: column "{column}" holds {kind}; expected {wanted}.')

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import msgspec
 import numpy as np
@@ -14,41 +14,45 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import column_of, int64_array, mask_of, one_chunk, valid_mask, values_of
 from zephon.columns.records import ragged_take
+from zephon.config.keys import Column, key
 from zephon.errors import PipelineError
-from zephon.ops.documents import Documents
-from zephon.ops.encode import DocumentEncoder, EncodeOptions, check_column_name, column_type_error
+from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Pretokenized", "PretokenizedEncoder"]
 
 IGNORED_LABEL = -100
+_LARGEST = 1 << 62
+_JSON_LIST = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | bool])
 
 
 @dataclass(frozen=True)
 class Pretokenized(EncodeOptions):
-    """Take token ids from a column of lists of whole numbers (or, in JSON lines, arrays of them).
+    """Take token ids from a column of lists of integers (or, in JSON lines, arrays of them).
 
     Attributes:
-        field: the column of ids.
-        loss: column of lists of flags, or of 0 and 1, as long as the ids: whether a token is trained on as a label.
-        labels: instead of `loss`, a column of lists of labels, as long as the ids: -100 where a token is not trained
-            on, elsewhere the id itself.
-        positions: column of lists of positions, from 0, as long as the ids, for `position_ids`.
         tokenizer_id: the tokenizer that made the ids; with it they are checked against its vocabulary, and
             `special_tokens` can be added.
     """
 
     kind: ClassVar[str] = "pretokenized"
-    field: str = "input_ids"
-    loss: str | None = None
-    labels: str | None = None
-    positions: str | None = None
+    field: Column = key("input_ids", "The column of ids.")
+    loss: Column | None = key(
+        None, "Column of lists of flags, or of 0 and 1, as long as the ids: whether a token is trained on as a label."
+    )
+    labels: Column | None = key(
+        None,
+        "Instead of `loss`, a column of lists of labels, as long as the ids: -100 where a token is not trained on, "
+        "elsewhere the id itself.",
+    )
+    positions: Column | None = key(
+        None, "Column of lists of positions, from 0, as long as the ids, for `position_ids`."
+    )
     tokenizer_id: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for key in ("field", "loss", "labels", "positions"):
-            check_column_name("pretokenized", key, getattr(self, key), required=key == "field")
+        super().__post_init__()
         if self.loss is not None and self.labels is not None:
             raise PipelineError("pretokenized has loss and labels, which say the same thing twice; name one of them.")
         if self.special_tokens not in ("none", "auto"):
@@ -58,7 +62,6 @@ class Pretokenized(EncodeOptions):
                 )
             if self.positions is not None:
                 raise PipelineError("pretokenized cannot add special tokens to rows whose positions are given.")
-        super().__post_init__()
 
     @property
     def extra_columns(self) -> tuple[str, ...]:
@@ -77,136 +80,128 @@ class Pretokenized(EncodeOptions):
         )
 
 
-class PretokenizedEncoder(DocumentEncoder):
-    """The worker of `Pretokenized`.
-
-    Args:
-        spec: the description.
-        vocab_size: ids from here on are refused.
-        bos, eos: ids to put round each document, or None.
-    """
+class PretokenizedEncoder(Encoder):
+    """The worker of `Pretokenized`; ids from `vocab_size` on are refused."""
 
     def __init__(self, spec: Pretokenized, vocab_size: int, bos: int | None, eos: int | None) -> None:
-        super().__init__(spec, (spec.field, *spec.extra_columns), bos, eos)
+        super().__init__(spec, bos, eos)
         self._spec, self._vocab_size = spec, vocab_size
 
     def encode(self, rows: Rows) -> Documents:
         """The documents of rows."""
-        spec = self._spec
-        good = np.ones(rows.table.num_rows, dtype=bool)
-        ids, offsets = self._lists(rows, spec.field, good)
-        wrong = (ids < 0) | (ids >= self._vocab_size)
-        self._refuse(
-            rows, good, offsets, wrong, lambda at: f"token id {ids[at]} is none of 0 to {self._vocab_size - 1}"
+        spec, last_id = self._spec, self._vocab_size - 1
+        lists = _Lists(self, rows)
+        ids, offsets = lists.read(spec.field)
+        lists.refuse(
+            offsets, (ids < 0) | (ids > last_id), lambda at: f"token id {ids[at]}; expected one from 0 to {last_id}"
         )
         loss = positions = None
         if spec.loss:
-            values = self._beside(rows, spec.loss, good, offsets)
-            wrong = (values != 0) & (values != 1)
-            self._refuse(rows, good, offsets, wrong, lambda at: f'"{spec.loss}" holds {values[at]}; expected 0 or 1')
-            loss = values == 1
+            flags = lists.beside(spec.loss, offsets)
+            reason = f'"{spec.loss}" holds %s; expected 0 or 1'
+            lists.refuse(offsets, (flags != 0) & (flags != 1), lambda at: reason % flags[at])
+            loss = flags == 1
         if spec.labels:
-            labels = self._beside(rows, spec.labels, good, offsets)
-            wrong = (labels != IGNORED_LABEL) & (labels != ids)
-            self._refuse(
-                rows,
-                good,
-                offsets,
-                wrong,
-                lambda at: f'"{spec.labels}" holds {labels[at]} for id {ids[at]}; expected {IGNORED_LABEL} or the id',
-            )
+            labels = lists.beside(spec.labels, offsets)
             loss = labels != IGNORED_LABEL
+            reason = f'"{spec.labels}" holds %s for id %s; expected {IGNORED_LABEL} or the id'
+            lists.refuse(offsets, loss & (labels != ids), lambda at: reason % (labels[at], ids[at]))
         if spec.positions:
-            counted = self._beside(rows, spec.positions, good, offsets)
-            wrong = (counted < 0) | (counted >= 1 << 31)
-            self._refuse(rows, good, offsets, wrong, lambda at: f'"{spec.positions}" holds the position {counted[at]}')
+            counted = lists.beside(spec.positions, offsets)
+            reason = f'"{spec.positions}" holds the position %s; expected one from 0 to {(1 << 31) - 1}'
+            lists.refuse(offsets, (counted < 0) | (counted >= 1 << 31), lambda at: reason % counted[at])
             positions = counted.astype(np.int32)
-        blank = good & (np.diff(offsets) == 0)
-        kept = np.flatnonzero(good & ~blank)
+        empty = np.diff(offsets) == 0
+        kept = np.flatnonzero(lists.good & ~empty)
         items, offsets = ragged_take(offsets, kept)
         loss, positions = (None if column is None else column[items] for column in (loss, positions))
-        tokens = ids[items].astype(np.uint32)
-        return self.finished(Documents(tokens, offsets, rows.places[kept], rows.places[blank], loss, positions))
+        tokens, blank = ids[items].astype(np.uint32), rows.places[lists.good & empty]
+        return self.finished(Documents(tokens, offsets, rows.places[kept], blank, loss, positions))
 
-    def _beside(self, rows: Rows, name: str, good: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-        """The values of a column that holds one for each id, int64[n_ids]; 0 for rows that do not fit."""
-        values, their_offsets = self._lists(rows, name, good)
-        counts, theirs = np.diff(offsets), np.diff(their_offsets)
-        for index in np.flatnonzero(good & (counts != theirs)).tolist():
-            reason = f'"{name}" holds {theirs[index]} values for {counts[index]} ids; expected one for each'
-            rows.fail(index, self._spec.kind, reason)
-            good[index] = False
-        keep = np.flatnonzero(good)
-        whole = np.zeros(int(offsets[-1]), dtype=np.int64)
-        whole[ragged_take(offsets, keep)[0]] = values[ragged_take(their_offsets, keep)[0]]
-        return whole
 
-    def _refuse(
-        self, rows: Rows, good: np.ndarray, offsets: np.ndarray, wrong: np.ndarray, reason: Callable[[int], str]
-    ) -> None:
-        """Fail the rows with wrong values, once each."""
-        if not wrong.any():
-            return
-        for index in np.unique(np.searchsorted(offsets, np.flatnonzero(wrong), side="right") - 1).tolist():
-            if good[index]:
-                at = int(offsets[index] + np.argmax(wrong[offsets[index] : offsets[index + 1]]))
-                rows.fail(index, self._spec.kind, reason(at))
-                good[index] = False
+class _Lists:
+    """The columns of lists of some rows.
 
-    def _lists(self, rows: Rows, name: str, good: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The items of a column of lists, int64[n_items], and their offsets int64[n + 1]; nulls are empty lists."""
-        column = one_chunk(self.column(rows, name))
+    Attributes:
+        good: bool[n_rows], which rows have had no fault so far.
+    """
+
+    def __init__(self, encoder: PretokenizedEncoder, rows: Rows) -> None:
+        self._encoder, self._rows = encoder, rows
+        self.good = np.ones(rows.table.num_rows, dtype=bool)
+
+    def read(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+        """The items of a column, int64[n_items], and their offsets int64[n_rows + 1]; nulls are empty lists."""
+        column = one_chunk(self._encoder.column(self._rows, name))
         if pa.types.is_null(column.type):
             return np.empty(0, dtype=np.int64), np.zeros(len(column) + 1, dtype=np.int64)
         if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
-            column = self._parsed(rows, name, column.to_pylist(), good)
+            column = self._parsed(name, column.to_pylist())
         kind = column.type
-        if not _is_list(kind) or not _holds_ids(kind.value_type):
-            raise column_type_error(self._spec.kind, name, kind, "lists of whole numbers")
+        if not any(is_list(kind) for is_list in _LIST_TYPES) or not _holds_ids(kind.value_type):
+            raise self._encoder.type_error(name, kind, "lists of whole numbers")
         lengths = pc.list_value_length(column)
-        offsets = np.zeros(len(column) + 1, dtype=np.int64)
-        np.cumsum(values_of(lengths.fill_null(column_of([0]).cast(lengths.type)[0])), out=offsets[1:])
+        counts = values_of(lengths.fill_null(column_of([0]).cast(lengths.type)[0]))
+        offsets = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
         items = column.flatten()  # without those of nulls, and without what a slice leaves out
         if pa.types.is_null(items.type):
             items = items.cast(pa.int64())
         if items.null_count:
-            missing = ~valid_mask(items)
-            self._refuse(rows, good, offsets, missing, lambda at: f'"{name}" holds a null in its list')
+            self.refuse(offsets, ~valid_mask(items), lambda at: f'"{name}" holds a null in its list')
             items = items.fill_null(False if pa.types.is_boolean(items.type) else column_of([0]).cast(items.type)[0])
         if pa.types.is_boolean(items.type):
             return mask_of(items).astype(np.int64), offsets
+        values = values_of(items)
         if pa.types.is_uint64(items.type):
-            return np.minimum(values_of(items), np.uint64(1 << 62)).astype(np.int64), offsets
-        return values_of(items).astype(np.int64), offsets
+            values = np.minimum(values, np.uint64(_LARGEST))
+        return values.astype(np.int64), offsets
 
-    def _parsed(self, rows: Rows, name: str, values: list[str | None], good: np.ndarray) -> pa.Array:
+    def beside(self, name: str, offsets: np.ndarray) -> np.ndarray:
+        """The values of a column with one for each id, int64[n_ids]; 0 for rows that do not fit."""
+        values, own_offsets = self.read(name)
+        counts, own_counts = np.diff(offsets), np.diff(own_offsets)
+        for index in np.flatnonzero(counts != own_counts).tolist():
+            self._fail(
+                index, f'"{name}" holds {own_counts[index]} values for {counts[index]} ids; expected one for each'
+            )
+        keep = np.flatnonzero(self.good)
+        whole = np.zeros(int(offsets[-1]), dtype=np.int64)
+        whole[ragged_take(offsets, keep)[0]] = values[ragged_take(own_offsets, keep)[0]]
+        return whole
+
+    def refuse(self, offsets: np.ndarray, wrong: np.ndarray, reason: Callable[[int], str]) -> None:
+        """Fail the rows with wrong items, for the first of them."""
+        items = np.flatnonzero(wrong)
+        rows, first = np.unique(np.searchsorted(offsets, items, side="right") - 1, return_index=True)
+        for index, item in zip(rows.tolist(), items[first].tolist(), strict=True):
+            self._fail(index, reason(item))
+
+    def _fail(self, index: int, reason: str) -> None:
+        if self.good[index]:
+            self._rows.fail(index, "pretokenized", reason)
+            self.good[index] = False
+
+    def _parsed(self, name: str, values: list[str | None]) -> pa.Array:
         """Arrays as JSON lines hold them."""
-        decoder = msgspec.json.Decoder(list[int | bool])
         lists: list[list[int]] = []
         for index, value in enumerate(values):
             try:
-                lists.append([] if value is None else decoder.decode(value))
+                lists.append([] if value is None else _JSON_LIST.decode(value))
             except (ValueError, RecursionError):
                 lists.append([])
-                if good[index]:
-                    rows.fail(index, self._spec.kind, f'"{name}" is no list of whole numbers')
-                    good[index] = False
+                self._fail(index, f'"{name}" is no list of whole numbers')
         ends = np.cumsum([0, *map(len, lists)], dtype=np.int64)
-        try:
-            flat = np.array([item for one in lists for item in one], dtype=np.int64)
-        except OverflowError:
-            flat = np.array([min(max(item, -(1 << 62)), 1 << 62) for one in lists for item in one], dtype=np.int64)
+        flat = np.array([item for each in lists for item in each], dtype=np.int64)
         return pa.LargeListArray.from_arrays(int64_array(ends), int64_array(flat))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_list(kind)
-        or pa.types.is_large_list(kind)
-        or pa.types.is_fixed_size_list(kind)
-        or pa.types.is_list_view(kind)
-        or pa.types.is_large_list_view(kind)
-    )
+_LIST_TYPES = (
+    pa.types.is_list,
+    pa.types.is_large_list,
+    pa.types.is_fixed_size_list,
+    pa.types.is_list_view,
+    pa.types.is_large_list_view,
+)
 
 
 def _holds_ids(kind: pa.DataType) -> bool:

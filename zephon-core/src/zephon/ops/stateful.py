@@ -22,7 +22,7 @@ from zephon.errors import PipelineError
 from zephon.ops.documents import DocumentWorker, Emitted
 from zephon.ops.functions import MapTransform, rows_given
 from zephon.ops.identity import name_of
-from zephon.ops.rows import RowOperator, Rows, UserOperator, apply_all, require_columns
+from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_all, require_columns
 from zephon.ops.typing import Types, columns_of
 
 __all__ = ["Stateful", "StatefulStage", "StatefulTransform", "Window"]
@@ -238,7 +238,7 @@ class StatefulStage:
 
         def fail(place: int, reason: str, error: Exception | None = None) -> None:
             if not self.before.skips:
-                self.before.blame(block, place, self._spec.label, reason, error)
+                raise self.before.error(block, RowFailure(place, self._spec.label, reason)) from error
             if place not in emitted.failed:
                 failed.append((place, self._spec.label, reason))
 
@@ -260,7 +260,7 @@ class StatefulStage:
             failed.sort(key=itemgetter(0))
             at = block.dataset[sorted({place for place, _, _ in failed})]
             emitted.rows_failed = emitted.rows_failed + np.bincount(at, minlength=len(self._names))
-            emitted.faults = (*emitted.faults, *self.before.faults_of(block, failed))
+            emitted.faults = (*emitted.faults, *self.before.faults_of(replace(block, lost=()), failed))
         return emitted
 
     def flush(self, window: Window, first: int, lane: int, number: int) -> Emitted:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from zephon.columns.arrow import byte_lengths, int64_array, mask_of, one_chunk
-from zephon.ops.documents import Documents
-from zephon.ops.encode import DocumentEncoder, EncodeOptions, check_column_name, column_type_error
+from zephon.config.keys import Column, key
+from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows, text_or_faults
 from zephon.tokenizer.tokenizer import Tokenizer
 
@@ -25,16 +25,11 @@ class Tokenize(EncodeOptions):
 
     Attributes:
         tokenizer_id: a folder with a tokenizer.json, such a file, or a name on the Hub.
-        field: the column with the text; a dataset's own `text_field` takes its place for that dataset.
     """
 
     kind: ClassVar[str] = "tokenize"
     tokenizer_id: str | os.PathLike[str]
-    field: str = "text"
-
-    def __post_init__(self) -> None:
-        check_column_name("tokenize", "field", self.field, required=True)
-        super().__post_init__()
+    field: Column = key("text", "The column with the text; a dataset's own `text_field` takes its place there.")
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> TextEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
@@ -45,13 +40,13 @@ class Tokenize(EncodeOptions):
         return f"text {self.datasets or 'all'}{self.limit_identity}"
 
 
-class TextEncoder(DocumentEncoder):
+class TextEncoder(Encoder):
     """The worker of `Tokenize`."""
 
     joins = True
 
     def __init__(self, spec: Tokenize, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
-        super().__init__(spec, (spec.field,), bos, eos)
+        super().__init__(spec, bos, eos)
         self._field, self._tokenizer = spec.field, tokenizer
 
     def alike(self, rows: Rows) -> Rows:
@@ -60,10 +55,10 @@ class TextEncoder(DocumentEncoder):
         bad = np.zeros(rows.table.num_rows, dtype=bool)
         if not pa.types.is_large_string(column.type):
             text = None
-            if _holds_text(column.type):
+            if any(is_text(column.type) for is_text in _TEXT_TYPES):
                 text = text_or_faults(rows, "tokenize", self._field, one_chunk(column), bad)
             if text is None:
-                raise column_type_error("tokenize", self._field, column.type, "text")
+                raise self.type_error(self._field, column.type, "text")
             column = text
         texts = Rows(pa.table({self._field: column}), rows.places, rows.skips, rows.failed)
         texts.keep(~bad)
@@ -82,11 +77,10 @@ class TextEncoder(DocumentEncoder):
         return [text for text in self.alike(rows).table.column(self._field).to_pylist() if text]
 
 
-def _holds_text(kind: pa.DataType) -> bool:
-    return (
-        pa.types.is_string(kind)
-        or pa.types.is_null(kind)
-        or pa.types.is_large_binary(kind)
-        or pa.types.is_binary(kind)
-        or pa.types.is_string_view(kind)
-    )
+_TEXT_TYPES = (
+    pa.types.is_string,
+    pa.types.is_null,
+    pa.types.is_large_binary,
+    pa.types.is_binary,
+    pa.types.is_string_view,
+)

@@ -183,7 +183,7 @@ def check_operators(
     notes: dict[str, str] = {}
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
         table, numbers = sample.table, sample.rows
-        for operator in worker.operators_of(d):
+        for operator in worker.chains[d]:
             try:
                 rows = _applied(operator, table, faults.skips)
             except RowFailure as failure:

@@ -26,7 +26,8 @@ from zephon.engine.plan import Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
 from zephon.errors import PipelineError
-from zephon.ops.documents import DocumentWorker, Encoder
+from zephon.ops.documents import DocumentWorker
+from zephon.ops.encode import Encoder
 from zephon.ops.needs import Needs
 from zephon.ops.pack import PackFlat
 from zephon.ops.rows import RowOperator
@@ -320,10 +321,10 @@ def _encoders(
     by_operator: dict[Any, Encoder] = {}
     ends: list[_SpecialIds] = []
     for encode in dict.fromkeys(need.encode for need in needs):
-        policy = str(encode.special_tokens)
+        policy = encode.special_tokens
         if policy == "auto" and not isinstance(encode, Tokenize):
             policy = "none"  # conversations and given tokens have their ends
-        special = resolve_special_tokens(policy, tokenizer) if tokenizer else (None, None)
+        special = resolve_special_tokens(policy, tokenizer.bos_id, tokenizer.eos_id) if tokenizer else (None, None)
         by_operator[encode] = encode.encoder(tokenizer, *special)
         ends.append(special)
     bos, eos = (next((end[side] for end in ends if end[side] is not None), None) for side in (0, 1))

@@ -44,6 +44,12 @@ class Account:
     totals: Totals
     left_records: int
 
+    @staticmethod
+    def at(starts: dict[int, LaneStart], cursor: int, n_datasets: int) -> Account:
+        """Of a stream that begins there."""
+        given = np.zeros(n_datasets, dtype=np.int64)
+        return Account(starts, cursor, cursor, -1, False, given, Totals(n_datasets), 0)
+
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -72,16 +78,14 @@ class Mixture:
     window: float = 0.0
 
 
-def mixture_of(compiled: Compiled, account: Account | None) -> dict[str, Mixture]:
-    """Target and achieved shares by dataset name, before the first batch where there is no account."""
-    names = compiled.plan.dataset_names
-    zeros = np.zeros(len(names), dtype=np.int64)
-    totals, given, begun = (account.totals, account.given, account.begun) if account else (Totals(len(names)), zeros, 0)
+def mixture_of(compiled: Compiled, account: Account) -> dict[str, Mixture]:
+    """Target and achieved shares by dataset name."""
+    names, totals, given = compiled.plan.dataset_names, account.totals, account.given
     # A group has its share of every round, so all groups together have had that many times as much.
     groups = compiled.topology.dp_degree
-    start = begun * groups * compiled.operators.pack.record_length
+    start = account.begun * groups * compiled.operators.pack.record_length
     shares = compiled.source.shares_between(start, start + int(given.sum()) * groups, compiled.tokens_per_step)
-    window = sum(list(totals.windows.values()), zeros)
+    window = sum(list(totals.windows.values()), np.zeros_like(given))
     achieved = given / max(1, given.sum())
     of_window = window / window.sum() if window.any() else achieved
     counts = (given, totals.tokens, totals.rows, totals.skipped, totals.dropped, totals.failed)

@@ -6,13 +6,13 @@
 One definition (a tokenizer.json), three libraries that can run it. The fastest one that reproduces the ids of
 `tokenizers`, the reference, is used; see `guards` for what it has to prove first.
 
-    load        where the files come from: folder, file or hub
+    load        where the files come from: folder, file or hub; chat templates
     definition  tokenizer.json, checked before any library sees it
     specials    which tokens are BOS and EOS, and which of them a policy adds
     guards      which configurations a fast library may be trusted with
     probes      the texts on which it is compared with the reference
     backends    one class per library
-    selfcheck   choosing the backend
+    choice      choosing the library
     cutting     very long documents
     tokenizer   `load_tokenizer` and `Tokenizer`
 """

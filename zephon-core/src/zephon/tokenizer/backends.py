@@ -13,30 +13,41 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib import metadata
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 import pyarrow as pa
 
-from zephon.tokenizer import guards
-from zephon.tokenizer.definition import TokenizerDefinition, Tree
+from zephon.columns.faults import reason_of
+from zephon.tokenizer.definition import TokenizerDefinition
+
+__all__ = ["BACKENDS", "Backend", "BackendFailure", "Encoded", "TokenizersBackend"]
 
 Encoded = tuple[np.ndarray, np.ndarray]  # values uint32[n_tokens], offsets int64[n_docs + 1]
-
-_T = TypeVar("_T")
 
 
 class BackendFailure(Exception):
     """A library is missing, refuses a tokenizer, or breaks on a text. Never leaves this package."""
 
 
+@contextlib.contextmanager
+def _guarded(action: str) -> Iterator[None]:
+    """Turns whatever a library raises into one BackendFailure with a reason of one line."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise BackendFailure(f"cannot {action}: {reason_of(error)}") from None
+
+
 class Backend(Protocol):
-    """What a library must offer; building one from a definition may raise BackendFailure."""
+    """A library; building one from a definition may raise BackendFailure."""
 
     name: str
     version: str
@@ -44,7 +55,7 @@ class Backend(Protocol):
     def encode(self, column: pa.Array) -> Encoded:
         """Ids of every document, without special tokens, text that spells a special token as text.
 
-        Called by many threads at once, with a string or large_string array that holds valid UTF-8 and no nulls.
+        Called by many threads at once, with a large_string array that holds valid UTF-8 and no nulls.
         Raises BackendFailure.
         """
         ...
@@ -56,7 +67,7 @@ class TokenizersBackend:
     name = "tokenizers"
 
     def __init__(self, definition: TokenizerDefinition) -> None:
-        with _Guard("load"):
+        with _guarded("load"):
             from tokenizers import Tokenizer
 
             self.version = metadata.version("tokenizers")
@@ -67,26 +78,27 @@ class TokenizersBackend:
             self._named = self._tokenizer if same else Tokenizer.from_str(definition.json)
 
     def encode(self, column: pa.Array) -> Encoded:
-        ids = self.encode_texts(column.to_pylist())
-        return _flat([np.array(row, dtype=np.uint32) for row in ids])
+        rows = self.encode_texts(column.to_pylist())
+        values = [np.array(row, dtype=np.uint32) for row in rows]
+        return np.concatenate([np.zeros(0, np.uint32), *values]), np.cumsum([0, *map(len, rows)], dtype=np.int64)
 
     def encode_texts(self, texts: list[str]) -> list[list[int]]:
-        with _Guard("encode"):
+        with _guarded("encode"):
             return [row.ids for row in self._tokenizer.encode_batch_fast(texts, add_special_tokens=False)]
 
     def token_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Ids, and the characters (first, end) of the text that each stands for."""
-        with _Guard("encode"):
+        with _guarded("encode"):
             row = self._tokenizer.encode(text, add_special_tokens=False)
             return row.ids, row.offsets
 
     def decode(self, ids: list[int]) -> str:
-        with _Guard("decode"):
+        with _guarded("decode"):
             text: str = self._named.decode(ids, skip_special_tokens=False)
             return text
 
     def token_to_id(self, token: str) -> int | None:
-        with _Guard("look up a token"):
+        with _guarded("look up a token"):
             token_id: int | None = self._named.token_to_id(token)
             return token_id
 
@@ -97,37 +109,18 @@ class FastokensBackend:
     name = "fastokens"
 
     def __init__(self, definition: TokenizerDefinition) -> None:
-        with _Guard("load"):
+        with _guarded("load"):
             import fastokens
 
             self.version = metadata.version("fastokens")
+            # A pool of its own costs more than it gives when several threads encode. Read at its first encode.
+            os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
             self._tokenizer = fastokens.Tokenizer.from_json_str(definition.json)
-            _encode_on_calling_thread(lambda: self._tokenizer.encode_batch_flat(["a"], False, True))
 
     def encode(self, column: pa.Array) -> Encoded:
-        with _Guard("encode"):
+        with _guarded("encode"):
             values, offsets = self._tokenizer.encode_batch_flat(column.to_pylist(), False, True)
         return np.frombuffer(values, dtype="<u4"), np.frombuffer(offsets, dtype="<u8").view(np.int64)
-
-
-_fastokens_threads = threading.Lock()
-
-
-def _encode_on_calling_thread(first_encode: Callable[[], object]) -> None:
-    """Keep fastokens from starting a pool of its own, which costs more than it gives when several threads encode.
-
-    It reads the variable once per process, at the first encode.
-    """
-    name = "FASTOKENS_BPE_THREADS"
-    with _fastokens_threads:
-        if name in os.environ:  # the user decides
-            first_encode()
-            return
-        os.environ[name] = "1"
-        try:
-            first_encode()
-        finally:
-            os.environ.pop(name, None)
 
 
 class GigatokenBackend:
@@ -143,33 +136,35 @@ class GigatokenBackend:
     CHECK_EVERY_BYTES = 16 << 20  # of text
 
     def __init__(self, definition: TokenizerDefinition) -> None:
-        with _Guard("load"):
+        with _guarded("load"):
             # Loaded now because gigatoken loads it at its first encode, which takes a quarter of a second.
             import awkward  # type: ignore[import-untyped]
             from gigatoken.gigatoken_rs import load_hf_json
 
             self.version = metadata.version("gigatoken")
-            self._ak = awkward
-            self._load = load_hf_json
+            self._ak, self._load = awkward, load_hf_json
         tree = definition.tree()
         # It has no switch for them: text spells a special token only if the library has never heard of it.
         tree["added_tokens"] = [token for token in tree["added_tokens"] if not token["special"]]
         self._json = msgspec.json.encode(tree)
-        self._idle: deque[_GigatokenInstance] = deque([self._new()])
+        self._idle = deque([self._new()])
 
     def encode(self, column: pa.Array) -> Encoded:
         if not len(column):
-            return _flat([])
-        column = column.cast(pa.large_string())
+            return np.zeros(0, np.uint32), np.zeros(1, np.int64)
         # Invalid UTF-8 crashes the interpreter in here; `Tokenizer.encode` has validated the column.
         _, offsets, data = column.buffers()
         bounds = np.frombuffer(offsets, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
-        instance = self._take()
-        with _Guard("encode"):
+        try:
+            instance = self._idle.pop()
+        except IndexError:
+            instance = self._new()
+        with _guarded("encode"):
             ids = instance.tokenizer.encode_batch(self._awkward(bounds, data), parallel=False).layout
             ids = ids.to_ListOffsetArray64()
         instance.encoded_bytes += int(bounds[-1] - bounds[0])
-        self._give(instance)
+        if not self._has_outgrown(instance):
+            self._idle.append(instance)  # else whoever finds none idle makes a new one
         starts = np.asarray(ids.offsets.data)
         return np.asarray(ids.content.data)[: int(starts[-1])], starts
 
@@ -177,89 +172,48 @@ class GigatokenBackend:
         """An awkward array of strings over Arrow's buffers."""
         contents = self._ak.contents
         text = np.frombuffer(data, dtype=np.uint8) if data is not None else np.zeros(0, np.uint8)
-        return self._ak.Array(
-            contents.ListOffsetArray(
-                self._ak.index.Index64(bounds),
-                contents.NumpyArray(text, parameters={"__array__": "char"}),
-                parameters={"__array__": "string"},
-            )
+        characters = contents.NumpyArray(text, parameters={"__array__": "char"})
+        strings = contents.ListOffsetArray(
+            self._ak.index.Index64(bounds), characters, parameters={"__array__": "string"}
         )
+        return self._ak.Array(strings)
 
-    def _new(self) -> _GigatokenInstance:
-        with _Guard("load"):
-            return _GigatokenInstance(self._load(self._json), resident_bytes())
+    def _new(self) -> _Instance:
+        with _guarded("load"):
+            return _Instance(self._load(self._json), resident_bytes())
 
-    def _take(self) -> _GigatokenInstance:
-        try:
-            return self._idle.pop()
-        except IndexError:
-            return self._new()
-
-    def _give(self, instance: _GigatokenInstance) -> None:
-        if instance.encoded_bytes >= self.CHECK_EVERY_BYTES:
-            instance.encoded_bytes = 0
-            if resident_bytes() - instance.resident_at_start > self.MAX_GROWTH_BYTES:
-                del instance
-                _return_free_memory()
-                return  # whoever finds none idle makes a new one
-        self._idle.append(instance)
+    def _has_outgrown(self, instance: _Instance) -> bool:
+        if instance.encoded_bytes < self.CHECK_EVERY_BYTES:
+            return False
+        instance.encoded_bytes = 0
+        if resident_bytes() - instance.resident_at_start <= self.MAX_GROWTH_BYTES:
+            return False
+        instance.tokenizer = None
+        with contextlib.suppress(AttributeError, OSError):  # not glibc
+            ctypes.CDLL(None).malloc_trim(0)
+        return True
 
 
-class _GigatokenInstance:
-    def __init__(self, tokenizer: Any, resident_at_start: int) -> None:
-        self.tokenizer = tokenizer
-        self.resident_at_start = resident_at_start
-        self.encoded_bytes = 0  # since its memory was last looked at
+@dataclass
+class _Instance:
+    tokenizer: Any
+    resident_at_start: int
+    encoded_bytes: int = 0  # since the memory was last looked at
 
 
 def resident_bytes() -> int:
-    """Memory of this process, or its highest value so far where the system does not tell the present one."""
+    """Memory of this process, or its peak where the system does not give the present value."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         import resource
-        import sys
 
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak << 10
-
-
-def _return_free_memory() -> None:
-    with contextlib.suppress(AttributeError, OSError):  # not glibc
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def _flat(rows: Sequence[np.ndarray]) -> Encoded:
-    offsets = np.zeros(len(rows) + 1, dtype=np.int64)
-    np.cumsum([len(row) for row in rows], out=offsets[1:])
-    return (np.concatenate(rows) if rows else np.zeros(0, dtype=np.uint32)), offsets
-
-
-class _Guard:
-    """Turns whatever a library raises into one BackendFailure with a reason of one line."""
-
-    def __init__(self, action: str) -> None:
-        self._action = action
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if error is None or isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | BackendFailure):
-            return
-        lines = str(error).strip().splitlines()
-        reason = lines[0][:200].rstrip(".") if lines else type(error).__name__
-        raise BackendFailure(f"cannot {self._action}: {reason}") from None
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
 BACKENDS: dict[str, type[FastokensBackend] | type[GigatokenBackend] | type[TokenizersBackend]] = {
     "fastokens": FastokensBackend,
     "gigatoken": GigatokenBackend,
     "tokenizers": TokenizersBackend,
-}
-
-REFUSALS: dict[str, Callable[[Tree], str | None]] = {
-    "fastokens": guards.fastokens_refusal,
-    "gigatoken": guards.gigatoken_refusal,
 }

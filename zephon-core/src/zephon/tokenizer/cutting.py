@@ -13,15 +13,19 @@ of the uncut document at that point, once per mebibyte.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 
 import numpy as np
+import pyarrow as pa
+
+__all__ = ["MAX_DOCUMENT_BYTES", "cut", "cut_documents", "joins_at_space"]
 
 MAX_DOCUMENT_BYTES = 4 << 20  # longer ones are cut
 PIECE_BYTES = 1 << 20
 SEARCH_BYTES = 64 << 10  # how far back from the end of a piece a good place is looked for
 
-_SPACE = 0x20
+_GOOD_PLACES = (re.compile(rb"(?<=[A-Za-z]) (?=[A-Za-z])"), re.compile(rb"(?<=[!-~]) (?=[!-~])"))
 
 
 def joins_at_space(encode: Callable[[str], list[int]]) -> bool:
@@ -37,36 +41,41 @@ def joins_at_space(encode: Callable[[str], list[int]]) -> bool:
     return with_space == wholes or without != wholes
 
 
-def cut(text: np.ndarray, skip_space: bool) -> list[tuple[int, int]]:
-    """Where to cut one document.
+def cut_documents(column: pa.Array, *, keeps_space: bool) -> tuple[pa.Array, np.ndarray]:
+    """A large_string column with its long documents cut.
 
     Args:
-        text: uint8[n_bytes], valid UTF-8.
-        skip_space: leave out the space at which it is cut (see `joins_at_space`).
+        keeps_space: whether the space at a cut stays, see `joins_at_space`.
 
     Returns:
-        (start, stop) of each piece, at most PIECE_BYTES long; together they are the document, but for the spaces left
-        out.
+        (large_string array of pieces, int64[n_docs + 1]: which piece each document begins with).
     """
-    pieces = []
-    start, n = 0, len(text)
-    while n - start > PIECE_BYTES:
-        stop, at_space = _cut_before(text, start + PIECE_BYTES)
-        pieces.append((start, stop))
-        start = stop + (at_space and skip_space)
-    pieces.append((start, n))
-    return pieces
+    pieces: list[bytes] = []
+    first = [0]
+    for document in column.cast(pa.large_binary()).to_pylist():
+        pieces += cut(document, keeps_space) if len(document) > MAX_DOCUMENT_BYTES else [document]
+        first.append(len(pieces))
+    offsets = np.cumsum([0, *map(len, pieces)], dtype=np.int64)
+    array = pa.LargeStringArray.from_buffers(len(pieces), pa.py_buffer(offsets), pa.py_buffer(b"".join(pieces)))
+    return array, np.array(first, dtype=np.int64)
 
 
-def _cut_before(text: np.ndarray, limit: int) -> tuple[int, bool]:
+def cut(document: bytes, keeps_space: bool) -> Iterator[bytes]:
+    """The pieces of a document, of at most PIECE_BYTES; together they are the document, but for spaces left out."""
+    start = 0
+    while len(document) - start > PIECE_BYTES:
+        stop, at_space = _cut_before(document, start + PIECE_BYTES)
+        yield document[start:stop]
+        start = stop + (at_space and not keeps_space)
+    yield document[start:]
+
+
+def _cut_before(document: bytes, limit: int) -> tuple[int, bool]:
     """The last good place at or before `limit`, and whether it is at a space between words."""
-    window = text[limit - SEARCH_BYTES : limit + 2]
-    letter = ((window | 0x20) >= ord("a")) & ((window | 0x20) <= ord("z"))
-    visible = (window > _SPACE) & (window < 0x7F)
-    for neighbour in (letter, visible):
-        places = np.flatnonzero(neighbour[:-2] & (window[1:-1] == _SPACE) & neighbour[2:])
-        if len(places):
-            return int(limit - SEARCH_BYTES + places[-1] + 1), True
-    while text[limit] & 0xC0 == 0x80:  # inside a character
+    for pattern in _GOOD_PLACES:
+        places = [match.start() for match in pattern.finditer(document, limit - SEARCH_BYTES + 1, limit + 2)]
+        if places:
+            return places[-1], True
+    while document[limit] & 0xC0 == 0x80:  # inside a character
         limit -= 1
     return limit, False

@@ -1,4 +1,4 @@
-"""A tokenizer.json that has been looked at before any library sees it.
+"""A tokenizer.json, checked before any library sees it.
 
 The libraries trust this file: an id near 2**32 makes them allocate until the process dies, ids with gaps are
 silently renumbered, and a padding section lengthens every document. So it is parsed here, its ids and structure are
@@ -10,26 +10,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from zephon.errors import TokenizerError
-from zephon.tokenizer.load import TokenizerFiles
+from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
 from zephon.tokenizer.specials import declared_token, inferred_tokens, named_special_tokens
 
-MAX_ID = (1 << 24) - 1
-MAX_TEXT = 1 << 16  # characters of one string in normalizer, pre_tokenizer or decoder, or of one added token
+__all__ = ["SpecialToken", "TokenizerDefinition", "Tree", "read_definition"]
 
-TokenId = Annotated[int, msgspec.Meta(ge=0, le=MAX_ID)]
+MAX_ID = (1 << 24) - 1
+MAX_TEXT = 1 << 16  # characters of an added token
+MAX_SECTIONS_BYTES = 512 << 10  # JSON of normalizer, pre_tokenizer and decoder; T5's table of characters has 320 KiB
+
+TokenId = Annotated[int, Meta(ge=0, le=MAX_ID)]
 Tree = dict[str, Any]
+_SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
 
 
 class _AddedToken(msgspec.Struct):
     id: TokenId
-    content: Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+    content: Annotated[str, Meta(max_length=MAX_TEXT)]
     single_word: bool
     lstrip: bool
     rstrip: bool
@@ -38,10 +43,7 @@ class _AddedToken(msgspec.Struct):
 
 
 class _Model(msgspec.Struct):
-    vocab: (
-        Annotated[dict[str, TokenId], msgspec.Meta(min_length=1)]
-        | Annotated[list[tuple[str, float]], msgspec.Meta(min_length=1)]
-    )
+    vocab: Annotated[dict[str, TokenId], Meta(min_length=1)] | Annotated[list[tuple[str, float]], Meta(min_length=1)]
     merges: list[str | tuple[str, str]] = []
     dropout: float | None = None
     continuing_subword_prefix: str | None = None
@@ -58,16 +60,32 @@ class _File(msgspec.Struct):
     post_processor: dict[str, Any] | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class SpecialToken:
+    """A token with a role.
+
+    Attributes:
+        text: its spelling.
+        id: its id.
+        lstrip, rstrip: whether it takes the white space before or after it along.
+    """
+
+    text: str
+    id: int
+    lstrip: bool
+    rstrip: bool
+
+
 @dataclass(frozen=True)
 class TokenizerDefinition:
     """One tokenizer, checked. Plain data: pickles, and any backend can be built from it.
 
     Attributes:
-        label: what messages call it.
+        label: its name in messages.
         json: the tokenizer.json that libraries get.
         encoder_json: the one to encode with; the same but for models that look words up whole (see `_hide_specials`).
-        bos_token, eos_token: or None where it has none.
-        bos_id, eos_id: their ids.
+        bos_token, eos_token: the tokens that begin and end a document, or None.
+        bos_id, eos_id: their ids, or None.
         vocab_size: largest id + 1, added tokens included.
         content_hash: sha256 (hex) of everything in the file that decides ids, and of the choice of BOS and EOS. Not
             of its formatting, nor of what has no effect on ids (decoder, post-processor).
@@ -85,132 +103,126 @@ class TokenizerDefinition:
 
     def tree(self) -> Tree:
         """`json`, parsed."""
-        tree: Tree = msgspec.json.decode(self.json)
-        return tree
+        return msgspec.json.decode(self.json, type=Tree)
+
+    def special_tokens(self) -> list[SpecialToken]:
+        """The tokens that text never becomes, in the order of their ids."""
+        added = sorted(self.tree()["added_tokens"], key=lambda token: token["id"])
+        return [SpecialToken(t["content"], t["id"], t["lstrip"], t["rstrip"]) for t in added if t["special"]]
+
+    def token_bytes(self) -> np.ndarray | None:
+        """int32[vocab_size]: the bytes of text that each token stands for; None where tokens do not say.
+
+        Tokens of a byte-level BPE spell their bytes, one character each. A normalizer may still change the text before,
+        so the sum over a text is to be compared with its length.
+        """
+        tree = self.tree()
+        model, decoder = tree["model"], tree["decoder"] or {}
+        steps = decoder.get("decoders", [decoder])
+        byte_level = any(step.get("type") == "ByteLevel" for step in steps)
+        if model.get("type") != "BPE" or model.get("byte_fallback") or not byte_level:
+            return None
+        lengths = np.zeros(self.vocab_size, dtype=np.int32)
+        for token, number in model["vocab"].items():
+            lengths[number] = len(token)
+        for token in tree["added_tokens"]:
+            lengths[token["id"]] = len(token["content"].encode())
+        return lengths
+
+    def inner(self) -> TokenizerDefinition:
+        """The definition for a piece of text that something comes before.
+
+        It is the same one, but where the first word of a text is treated as no other (Metaspace with prepend_scheme
+        "first").
+        """
+        texts = [self.json, self.encoder_json]
+        for n, text in enumerate(texts):
+            tree = msgspec.json.decode(text)
+            step = tree["pre_tokenizer"] or {}
+            for each in [step, *step.get("pretokenizers", [])]:
+                if each.get("type") == "Metaspace" and each.get("prepend_scheme") == "first":
+                    each["prepend_scheme"] = "never"
+                    texts[n] = msgspec.json.encode(tree).decode()
+        return replace(self, json=texts[0], encoder_json=texts[1]) if texts[0] != self.json else self
 
 
-def read_definition(files: TokenizerFiles) -> tuple[TokenizerDefinition, Tree]:
+def read_definition(files: TokenizerFiles) -> TokenizerDefinition:
     """Check the files of a tokenizer and make its definition.
-
-    Returns:
-        (the definition, its `json` as parsed).
 
     Raises:
         TokenizerError: invalid JSON, a wrong type, no vocabulary, ids that are huge or far from dense, nesting without
             end. One sentence that names the file.
     """
-    label = files.label
-    tree = _parse(files.tokenizer, label, "tokenizer.json")
-    configs = [
-        _parse(data, label, name)
-        for data, name in (
-            (files.config, "tokenizer_config.json"),
-            (files.special_tokens_map, "special_tokens_map.json"),
-        )
-        if data is not None
-    ]
-    token_to_id = _checked(tree, label)
-
-    inferred = inferred_tokens(tree)
-    ends: list[tuple[str | None, int | None]] = []
-    for kind, guess in zip(("bos_token", "eos_token"), inferred, strict=True):
-        declared, token = declared_token(kind, configs)
-        # A name without an id is a token that the model has never seen: as good as none.
-        token = token if declared else guess
-        ends.append((token, token_to_id[token]) if token in token_to_id else (None, None))
-    (bos_token, bos_id), (eos_token, eos_id) = ends
-
-    special = {name for config in configs for name in named_special_tokens(config)} | {bos_token, eos_token}
-    for token in tree["added_tokens"]:
-        token["special"] = token["special"] or token["content"] in special
-    for section in ("truncation", "padding", "post_processor"):
-        tree[section] = None
-
-    text = msgspec.json.encode(tree).decode()
-    hidden = _hide_specials(tree)
-    definition = TokenizerDefinition(
-        label=label,
-        json=text,
-        encoder_json=text if hidden is None else msgspec.json.encode(hidden).decode(),
-        bos_token=bos_token,
-        eos_token=eos_token,
-        bos_id=bos_id,
-        eos_id=eos_id,
-        vocab_size=max(token_to_id.values()) + 1,
-        content_hash=_content_hash(tree, bos_id, eos_id),
-    )
-    return definition, tree
-
-
-def _parse(data: bytes, label: str, filename: str) -> Tree:
+    tree = read_json(files.tokenizer, files.label, TOKENIZER)
+    configs = [files.read_config(filename) for filename in files.configs]
     try:
-        tree = msgspec.json.decode(data)
-    except RecursionError:
-        raise TokenizerError(f"{filename} of {label!r} is nested too deeply; fetch or save it again") from None
-    except ValueError as error:
-        raise TokenizerError(f"{filename} of {label!r} is not valid JSON ({error}); fetch or save it again") from None
-    if not isinstance(tree, dict):
-        raise TokenizerError(f"{filename} of {label!r} holds a JSON {type(tree).__name__}; expected an object")
-    return tree
-
-
-def _checked(tree: Tree, label: str) -> dict[str, int]:
-    """Check a tokenizer.json, fill in its optional sections, and give every token's id, added tokens included."""
-    try:
-        file = msgspec.convert(tree, _File)
-    except ValueError as error:
+        token_to_id = _checked(tree)
+        return _definition(files.label, tree, configs, token_to_id)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace(" - at `$", " at `")
         raise TokenizerError(
-            f"tokenizer.json of {label!r} is not usable ({str(error).replace(' - at `$', ' at `')}); expected a file "
-            "as written by tokenizers, with ids below 2**24"
+            f"tokenizer.json of {files.label!r} is not usable: {reason}; expected a file as written by tokenizers, "
+            "with ids below 2**24."
         ) from None
+
+
+def _checked(tree: Tree) -> dict[str, int]:
+    """Check a tokenizer.json, fill in its optional sections, and give every token's id, added tokens included.
+
+    Raises:
+        ValueError: what is wrong.
+    """
+    file = msgspec.convert(tree, _File)
     model = file.model
     if model.dropout and model.dropout != 1:
-        raise TokenizerError(
-            f"tokenizer.json of {label!r} has model.dropout {model.dropout}, which makes ids random; set it to null"
-        )
+        raise ValueError(f"model.dropout is {model.dropout}, which makes ids random; set it to null")
     # tokenizers cuts this prefix off without looking, through the middle of a character if need be, and aborts.
     prefix = model.continuing_subword_prefix
     seconds = (merge.split(" ", 1)[-1] if isinstance(merge, str) else merge[1] for merge in model.merges)
     if prefix and not all(second.startswith(prefix) for second in seconds):
-        raise TokenizerError(
-            f"tokenizer.json of {label!r} has merges whose second token does not begin with continuing_subword_prefix "
-            f"{prefix[:40]!r}; save the tokenizer again"
-        )
-    for section in ("normalizer", "pre_tokenizer", "decoder"):
-        try:
-            longest = _longest(tree.setdefault(section, None))
-        except RecursionError:
-            raise TokenizerError(f"{section} in tokenizer.json of {label!r} is nested too deeply") from None
-        if longest > MAX_TEXT:  # each text would be lengthened by it
-            raise TokenizerError(
-                f"{section} in tokenizer.json of {label!r} holds a string of {longest} characters; expected at most "
-                f"{MAX_TEXT}"
-            )
+        raise ValueError(f"second tokens of merges do not begin with continuing_subword_prefix {prefix[:40]!r}")
+    size = len(msgspec.json.encode([tree.setdefault(section, None) for section in _SECTIONS]))
+    if size > MAX_SECTIONS_BYTES:  # a long string in them would lengthen each text
+        raise ValueError(f"{', '.join(_SECTIONS)} have {size} bytes; expected at most {MAX_SECTIONS_BYTES}")
     tree.setdefault("post_processor", None)
     tree["added_tokens"] = [msgspec.to_builtins(entry) for entry in file.added_tokens or []]
     if "type" not in tree["model"] and "merges" in tree["model"]:
         tree["model"]["type"] = "BPE"  # files of the first years, GPT-2's among them, leave it out
     vocab = model.vocab
     token_to_id = dict(vocab) if isinstance(vocab, dict) else {token: i for i, (token, _) in enumerate(vocab)}
-    for entry in tree["added_tokens"]:
-        token_to_id[entry["content"]] = entry["id"]
+    token_to_id |= {entry["content"]: entry["id"] for entry in tree["added_tokens"]}
     top = max(token_to_id.values())
     # A few gaps are known in the field (and go to the reference library); a sparse range takes all memory.
     if top > 4 * len(token_to_id) + 1000:
-        raise TokenizerError(
-            f"tokenizer.json of {label!r} has {len(token_to_id)} tokens but ids up to {top}; expected ids without "
-            "large gaps"
-        )
+        raise ValueError(f"there are {len(token_to_id)} tokens but ids up to {top}, with large gaps")
     return token_to_id
 
 
-def _longest(part: Any) -> int:
-    """Characters of the longest string in a section, but for T5's table of characters, which is long by design."""
-    if isinstance(part, dict):
-        return max((_longest(item) for key, item in part.items() if key != "precompiled_charsmap"), default=0)
-    if isinstance(part, list):
-        return max(map(_longest, part), default=0)
-    return len(part) if isinstance(part, str) else 0
+def _definition(label: str, tree: Tree, configs: list[Tree], token_to_id: dict[str, int]) -> TokenizerDefinition:
+    bos, eos = (
+        declared_token(role, configs, inferred)
+        for role, inferred in zip(("bos_token", "eos_token"), inferred_tokens(tree), strict=True)
+    )
+    # A name without an id is a token that the model has never seen: as good as none.
+    bos, eos = (token if token in token_to_id else None for token in (bos, eos))
+    bos_id, eos_id = (None if token is None else token_to_id[token] for token in (bos, eos))
+    special = {bos, eos}.union(*map(named_special_tokens, configs))
+    for token in tree["added_tokens"]:
+        token["special"] = token["special"] or token["content"] in special
+    for section in ("truncation", "padding", "post_processor"):
+        tree[section] = None
+    text, hidden = msgspec.json.encode(tree).decode(), _hide_specials(tree)
+    return TokenizerDefinition(
+        label=label,
+        json=text,
+        encoder_json=text if hidden is None else msgspec.json.encode(hidden).decode(),
+        bos_token=bos,
+        eos_token=eos,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        vocab_size=max(token_to_id.values()) + 1,
+        content_hash=_content_hash(tree, bos_id, eos_id),
+    )
 
 
 def _hide_specials(tree: Tree) -> Tree | None:

@@ -4,178 +4,178 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from zephon.columns.faults import reason_of
 from zephon.errors import TokenizerError
+from zephon.tokenizer.specials import ROLES, token_texts
+
+__all__ = ["TokenizerFiles", "find_tokenizer", "read_chat_settings", "read_json", "read_template_file"]
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published ones (a million entries) are about half of this
 MAX_CONFIG_BYTES = 16 << 20
+TOKENIZER, CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?(@\w[\w./-]*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The raw files of one tokenizer.
+    """The files of one tokenizer.
 
     Attributes:
-        label: what messages call it: the path of its tokenizer.json, or its hub name.
+        label: its name in messages: the path of its tokenizer.json, or its hub name.
         tokenizer: bytes of tokenizer.json.
-        config: bytes of tokenizer_config.json, if there is one.
-        special_tokens_map: bytes of special_tokens_map.json, if there is one.
+        configs: names of the other files that say what its special tokens are.
+        find: the path of a file by its name, or None where there is none.
     """
 
     label: str
     tokenizer: bytes
-    config: bytes | None = None
-    special_tokens_map: bytes | None = None
+    configs: tuple[str, ...]
+    find: Callable[[str], Path | None]
+
+    def read(self, filename: str) -> bytes | None:
+        """The bytes of a file other than tokenizer.json, or None where there is none."""
+        path = self.find(filename)
+        return None if path is None else _read(path, MAX_CONFIG_BYTES)
+
+    def read_config(self, filename: str) -> dict[str, Any]:
+        """The object in a JSON file, empty where there is no such file."""
+        data = self.read(filename) if filename in self.configs else None
+        return {} if data is None else read_json(data, self.label, filename)
 
 
 def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
-    """Read the files of `tokenizer_id`.
+    """Find the files of `tokenizer_id`.
 
-    What exists on disk is a path, whatever it is called; what only looks like a path and does not exist is an
-    error. The network is asked for plain names alone, like "gpt2" or "organization/name@revision".
+    What exists on disk is a path, whatever its name; what only looks like a path and does not exist is an error. The
+    network is asked for plain names alone, like "gpt2" or "organization/name@revision".
 
     Raises:
-        TokenizerError: nothing there, no tokenizer.json in it, unreadable, too large, or the hub says no.
+        TokenizerError: nothing there, no tokenizer.json in it, unreadable, too large, or the hub does not give it.
     """
-    text = os.fspath(tokenizer_id) if isinstance(tokenizer_id, str | os.PathLike) else repr(tokenizer_id)[:80] + "\0"
-    if not isinstance(text, str) or not text.strip() or "\0" in text:
+    text = os.fspath(tokenizer_id) if isinstance(tokenizer_id, str | os.PathLike) else ""
+    path = Path(text).expanduser() if isinstance(text, str) and text.strip() and "\0" not in text else None
+    if path is not None and path.exists():
+        file = path / TOKENIZER if path.is_dir() else path
+        if not file.exists():
+            raise TokenizerError(
+                f"tokenizer folder '{path}' has no tokenizer.json; save the tokenizer in that format (save_pretrained "
+                "of a fast tokenizer writes it) or pass another folder."
+            )
+        configs = (CONFIG, SPECIAL_TOKENS) if path.is_dir() else ()
+        return TokenizerFiles(str(file), _read(file, MAX_TOKENIZER_BYTES), configs, partial(_in_folder, file.parent))
+    if path is None or isinstance(tokenizer_id, os.PathLike) or text.endswith(".json") or not _HUB_NAME.fullmatch(text):
         raise TokenizerError(
-            f"tokenizer_id is {text!r}; expected a folder with a tokenizer.json, the path of a tokenizer.json or a hub "
-            "name like 'gpt2'"
+            f"tokenizer_id is {tokenizer_id!r}, which does not exist; expected a folder with a tokenizer.json, the "
+            "path of a tokenizer.json, or a hub name: 'name', 'organization/name' or 'organization/name@revision'."
         )
-    path = Path(text).expanduser() if text.startswith("~") else Path(text)
-    if path.is_dir():
-        return _from_folder(path)
-    if path.exists():
-        return TokenizerFiles(str(path), read_file(path, MAX_TOKENIZER_BYTES))
-    if not isinstance(tokenizer_id, str) or _looks_like_path(text):
+    repo, _, revision = text.partition("@")
+    downloaded = _from_hub(repo, revision or None, TOKENIZER)
+    if downloaded is None:
         raise TokenizerError(
-            f"tokenizer {text!r} does not exist; expected a folder with a tokenizer.json or the path of one"
+            f"hub model {text!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format and "
+            "pass the folder."
         )
-    if not _HUB_NAME.fullmatch(text):
+    # All files from one commit: its hash is the name of the snapshot folder.
+    commit = downloaded.parent.name
+    return TokenizerFiles(text, _read(downloaded, MAX_TOKENIZER_BYTES), (CONFIG,), partial(_from_hub, repo, commit))
+
+
+def _in_folder(folder: Path, filename: str) -> Path | None:
+    path = folder / filename
+    return path if path.exists() else None
+
+
+def _from_hub(repo: str, revision: str | None, filename: str) -> Path | None:
+    """A file of a hub model, through the hub's own local cache; None where the model has no such file.
+
+    Offline on purpose, an optional file that the cache lacks counts as missing; but where the network failed, going on
+    would give another BOS, EOS or template than the next start.
+    """
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return Path(hf_hub_download(repo, filename, revision=revision))
+    except Exception as error:
+        on_purpose = constants.HF_HUB_OFFLINE and filename != TOKENIZER
+        if isinstance(error, EntryNotFoundError) and (on_purpose or not isinstance(error, LocalEntryNotFoundError)):
+            return None
         raise TokenizerError(
-            f"tokenizer {text!r} is neither an existing path nor a hub name (expected 'name', 'organization/name' or "
-            "'organization/name@revision'); correct it or pass a local folder"
-        )
-    return _from_hub(text)
+            f"cannot fetch {filename} of hub model {repo!r} ({reason_of(error)}); check the name, the network and "
+            "HF_TOKEN, or pass the path of a local folder."
+        ) from None
 
 
-def find_chat_template(tokenizer_id: str | os.PathLike[str]) -> bytes | None:
-    """The chat_template.jinja beside a tokenizer that `find_tokenizer` finds, or None where there is none."""
-    path = Path(os.fspath(tokenizer_id)).expanduser()
-    if path.is_file():
-        path = path.parent
-    if path.is_dir():
-        return _read_optional(path / "chat_template.jinja")
-    repo, _, revision = os.fspath(tokenizer_id).partition("@")
-    return _optional_from_hub(repo, repo, "chat_template.jinja", revision or None)
-
-
-def _looks_like_path(text: str) -> bool:
-    return text.startswith((".", "~", "/")) or text.endswith((".json", "/")) or "\\" in text or text.count("/") > 1
-
-
-def _from_folder(folder: Path) -> TokenizerFiles:
-    path = folder / "tokenizer.json"
-    if not path.exists():
-        others = [n for n in ("tokenizer.model", "tiktoken.model", "vocab.json", "vocab.txt") if (folder / n).exists()]
-        found = f"only {' and '.join(others)}" if others else "no tokenizer file at all"
-        raise TokenizerError(
-            f"tokenizer folder '{folder}' has no tokenizer.json ({found}); save the tokenizer in that format "
-            "(save_pretrained of a fast tokenizer writes it) or pass another folder"
-        )
-    return TokenizerFiles(
-        str(path),
-        read_file(path, MAX_TOKENIZER_BYTES),
-        _read_optional(folder / "tokenizer_config.json"),
-        _read_optional(folder / "special_tokens_map.json"),
-    )
-
-
-def _read_optional(path: Path) -> bytes | None:
-    return read_file(path, MAX_CONFIG_BYTES) if path.exists() else None
-
-
-def read_file(path: Path, limit: int) -> bytes:
-    """Bytes of a file of at most `limit` bytes."""
+def _read(path: Path, limit: int) -> bytes:
     try:
         with path.open("rb") as file:
             data = file.read(limit + 1)
     except OSError as error:
         raise TokenizerError(
-            f"'{path}' cannot be read ({error.strerror}); check that it exists and may be read"
+            f"'{path}' cannot be read ({error.strerror}); check that it exists and may be read."
         ) from None
     if len(data) > limit:
-        raise TokenizerError(
-            f"'{path}' is larger than {limit >> 20} MiB, the limit for such a file; is it the right one?"
-        )
+        raise TokenizerError(f"'{path}' has more than {limit >> 20} MiB; expected a smaller file of this kind.")
     return data
 
 
-def _from_hub(name: str) -> TokenizerFiles:
-    """tokenizer.json and tokenizer_config.json of one commit of a hub model, through the hub's own local cache."""
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+def read_json(data: bytes, label: str, filename: str) -> dict[str, Any]:
+    """The object in a JSON file.
 
-    repo, _, revision = name.partition("@")
-    try:
-        path = _download(repo, "tokenizer.json", revision or None)
-    except LocalEntryNotFoundError as error:
-        raise _hub_error(name, "tokenizer.json", error) from None
-    except EntryNotFoundError:
-        raise TokenizerError(
-            f"hub model {name!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format and "
-            "pass the folder"
-        ) from None
-    except Exception as error:
-        raise _hub_error(name, "tokenizer.json", error) from None
-
-    # Both files from the same commit: its hash is the name of the snapshot folder.
-    config = _optional_from_hub(name, repo, "tokenizer_config.json", path.parent.name)
-    return TokenizerFiles(name, read_file(path, MAX_TOKENIZER_BYTES), config)
-
-
-def _optional_from_hub(name: str, repo: str, filename: str, revision: str | None) -> bytes | None:
-    """A file that a hub model may have.
-
-    Offline on purpose, a file that the local cache lacks counts as missing; but when the network failed, going on would
-    give another BOS, EOS or template than the next start.
+    Raises:
+        TokenizerError: it is no valid JSON, is nested too deeply or holds something else.
     """
-    from huggingface_hub import constants
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
     try:
-        path = _download(repo, filename, revision)
-    except LocalEntryNotFoundError as error:
-        if constants.HF_HUB_OFFLINE:
-            return None
-        raise _hub_error(name, filename, error) from None
-    except EntryNotFoundError:
-        return None
-    except Exception as error:
-        raise _hub_error(name, filename, error) from None
-    return read_file(path, MAX_CONFIG_BYTES)
+        return msgspec.json.decode(data, type=dict[str, Any])
+    except (ValueError, RecursionError) as error:
+        raise TokenizerError(
+            f"{filename} of {label!r} is no JSON object ({reason_of(error)}); fetch or save it again."
+        ) from None
 
 
-def _download(repo: str, filename: str, revision: str | None) -> Path:
-    from huggingface_hub import hf_hub_download
+def read_chat_settings(tokenizer_id: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by role.
 
-    return Path(hf_hub_download(repo, filename, revision=revision))
+    Raises:
+        TokenizerError: the files cannot be read, or are damaged.
+    """
+    files = find_tokenizer(tokenizer_id)
+    config = files.read_config(CONFIG)
+    roles = {**files.read_config(SPECIAL_TOKENS), **config}
+    tokens = {role: text for role in ROLES for text in token_texts(roles.get(role))}
+    declared = config.get("chat_template")
+    entries = declared if isinstance(declared, list) else [{"name": "default", "template": declared}]
+    templates = {
+        entry["name"]: entry["template"]
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
+    }
+    own_file = files.read("chat_template.jinja")
+    if own_file is not None:
+        templates["default"] = _text(own_file, f"chat_template.jinja of {files.label!r}")
+    return templates, tokens
 
 
-def _hub_error(name: str, filename: str, error: Exception) -> TokenizerError:
-    from huggingface_hub import constants
-    from huggingface_hub.errors import LocalEntryNotFoundError
+def read_template_file(path: str | os.PathLike[str]) -> str:
+    """The chat template in a file.
 
-    lines = str(error).strip().splitlines()
-    reason = lines[0][:200].rstrip(". ") if lines else type(error).__name__
-    if isinstance(error, LocalEntryNotFoundError):
-        reach = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the hub cannot be reached"
-        reason = f"{reach} and the local cache does not hold it"
-    return TokenizerError(
-        f"cannot fetch {filename} of hub model {name!r} ({reason}); check the name, the network and HF_TOKEN, or pass "
-        "the path of a local folder that exists"
-    )
+    Raises:
+        TokenizerError: it cannot be read or is not UTF-8.
+    """
+    return _text(_read(Path(path), MAX_CONFIG_BYTES), f"chat template '{os.fspath(path)}'")
+
+
+def _text(data: bytes, what: str) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise TokenizerError(f"{what} is not UTF-8 text; save it again.") from None

@@ -9,7 +9,7 @@ its special and added tokens. About 100 kB, because the reference encodes 4 to 8
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 N_RANDOM = 1000
@@ -39,49 +39,56 @@ _CODE = [
     "SELECT * FROM t WHERE a='b';--x\n\tGROUP BY 1\n",
 ]
 _WHITE = [
-    "",
-    " ",
-    "  ",
-    "\n",
-    "\n\n \n",
-    "\t\tx\r\n\r\n y",
-    " a b  c   d    e     f",
-    "a \n b \n\n c\n \n  d \t e\t\n",
-    "x \r y\r\rz \r\n ",
-    " \u00a0 x\u00a0y \u3000z\u2003\u2003w ",
-    "\x00\x01\x7f\u0085\u00a0\u2003\u3000\u2028\ufeff\u180e\ue000\U0010ffff x\u180e y \u180e",
-    "    \u180ex\u180e  \u180e\n\u180e",
+    "", " ", "  ", "\n", "\n\n \n", "\t\tx\r\n\r\n y", " a b  c   d    e     f", "a \n b \n\n c\n \n  d \t e\t\n",
+    "x \r y\r\rz \r\n ", " \u00a0 x\u00a0y \u3000z\u2003\u2003w ", "    \u180ex\u180e  \u180e\n\u180e",
     "a    \u180e\u180e9\n  \u180e!",
+    "\x00\x01\x7f\u0085\u00a0\u2003\u3000\u2028\ufeff\u180e\ue000\U0010ffff x\u180e y \u180e",
     "a\U00011de0b1\U00011de52 \U00011de9  !",  # letters and digits of Unicode 17
-    "▁ ▁a a▁b ▁▁ ▁▁▁x x▁ ▁\n▁",
-    " leading",
-    "trailing ",
-    "trailing\n",
-]
-_REPEATS = [
-    "a" * 300,
-    "A" * 70,
-    " " * 70,
-    "\n" * 40,
-    "\t" * 33,
-    "\r\n" * 9,
-    "ab" * 100,
-    "é" * 40,
-    "1" * 40,
-    "-" * 80,
-    "中文" * 30,
-    "👍" * 9,
-]
+    "▁ ▁a a▁b ▁▁ ▁▁▁x x▁ ▁\n▁", " leading", "trailing ", "trailing\n",
+]  # fmt: skip
+_REPEATS = {
+    "a": 300, "A": 70, " ": 70, "\n": 40, "\t": 33, "\r\n": 9, "ab": 100, "é": 40, "1": 40, "-": 80, "中文": 30, "👍": 9
+}  # fmt: skip
 _SPACES = "\t\n\v\f\r\x1c\x1d\x1e\x1f \x85\xa0\u1680\u2000\u2007\u200a\u200b\u2028\u2029\u202f\u205f\u2060\u3000\ufeff"
-_SNIPPETS = ["the ", " and", "ing", " of", "://", "\r\n", "    ", "self.", "return ", " self", "\n\n", "tion", "123"]
 
-Rng = random.Random
+
+def _characters(low: int, high: int) -> str:
+    return "".join(map(chr, range(low, high)))
+
+
+# Blocks of characters that have been in Unicode for long; the newest are not the same in all libraries.
+_SOURCES: list[Sequence[str]] = [
+    _characters(0x20, 0x7F),
+    " \n\t\r\u00a0\u3000",
+    "'’sStTrReEvVmMlLdD",
+    "0123456789²½Ⅷ٣",
+    _characters(0x80, 0x600),
+    _characters(0x900, 0x1700),
+    _characters(0x3040, 0x9FA5),
+    _characters(0xAC00, 0xD7A3),
+    _characters(0x1F300, 0x1F700),
+    "\u0300\u0301\u0308\u0323\u200d\ufe0f",
+    "ABCdefgh",
+    ["the ", " and", "ing", " of", "://", "\r\n", "    ", "self.", "return ", " self", "\n\n", "tion", "123"],
+]
+
+
+class _Rng:
+    """Chance from `random()` alone, which is promised to give the same sequence in every version of Python."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0).random
+
+    def below(self, stop: int) -> int:
+        return int(self._random() * stop)
+
+    def pick(self, items: Sequence[_T]) -> _T:
+        return items[self.below(len(items))]
 
 
 def probe_texts(tree: dict[str, Any]) -> list[str]:
     """The probes for a tokenizer.json; a function of the file alone."""
-    # Only random() itself is promised to give the same sequence in every version of Python.
-    rng = Rng(0)
+    rng = _Rng()
     return [
         *_fixed_texts(),
         *(_random_text(rng) for _ in range(N_RANDOM)),
@@ -96,7 +103,7 @@ def look_alikes(token: str) -> list[str]:
 
 
 def _fixed_texts() -> list[str]:
-    lines = [*_PROSE, *_CODE, *_WHITE, *_REPEATS]
+    lines = [*_PROSE, *_CODE, *_WHITE, *(text * count for text, count in _REPEATS.items())]
     shapes = ["a{}b", " {} ", "{}", "1{}{}1", "!{}a", "\n{}x", " {}\n", "a{} b"]
     spaces = [shape.replace("{}", space) for space in _SPACES for shape in shapes]
     ascii_pairs = [f"a{chr(c)}b {chr(c)}{chr(c)} 1{chr(c)}2{chr(c)}\n" for c in range(0x20, 0x7F)]
@@ -112,52 +119,27 @@ def _fixed_texts() -> list[str]:
     return [*lines, "".join(_PROSE + _CODE), "\n".join(lines), *spaces, *ascii_pairs, *contractions, *every_byte]
 
 
-def _between(low: int, high: int) -> Callable[[Rng], str]:
-    return lambda rng: chr(low + int(rng.random() * (high - low)))
+def _random_text(rng: _Rng) -> str:
+    sources = [rng.pick(_SOURCES) for _ in range(1 + rng.below(4))]
+    return "".join(rng.pick(rng.pick(sources)) for _ in range(1 + rng.below(40)))
 
 
-def _one_of(items: Sequence[_T]) -> Callable[[Rng], _T]:
-    return lambda rng: items[int(rng.random() * len(items))]
-
-
-# Blocks of characters that have been in Unicode for long; the newest are not the same in all libraries.
-_SOURCES: list[Callable[[Rng], str]] = [
-    _between(0x20, 0x7F),
-    _one_of(" \n\t\r\u00a0\u3000"),
-    _one_of("'’sStTrReEvVmMlLdD"),
-    _one_of("0123456789²½Ⅷ٣"),
-    _between(0x80, 0x600),
-    _between(0x900, 0x1700),
-    _between(0x3040, 0x9FA5),
-    _between(0xAC00, 0xD7A3),
-    _between(0x1F300, 0x1F700),
-    _one_of("\u0300\u0301\u0308\u0323\u200d\ufe0f"),
-    _one_of("ABCdefgh"),
-    _one_of(_SNIPPETS),
-]
-
-
-def _random_text(rng: Rng) -> str:
-    sources = [_one_of(_SOURCES)(rng) for _ in range(1 + int(rng.random() * 4))]
-    return "".join(_one_of(sources)(rng)(rng) for _ in range(1 + int(rng.random() * 40)))
-
-
-def _vocabulary_texts(vocab: dict[str, int] | list[Any], rng: Rng) -> list[str]:
+def _vocabulary_texts(vocab: dict[str, int] | list[Any], rng: _Rng) -> list[str]:
     """What the merges were learned from, so that they all have a chance to be wrong."""
     tokens = list(vocab) if isinstance(vocab, dict) else [entry[0] for entry in vocab]
     texts = []
     for _ in range(N_VOCABULARY):
-        text = "".join(_one_of(tokens)(rng)[:64] for _ in range(1 + int(rng.random() * 8)))
+        text = "".join(rng.pick(tokens)[:64] for _ in range(1 + rng.below(8)))
         texts += [text, text.replace("Ġ", " ").replace("Ċ", "\n").replace("▁", " ")]
     return texts
 
 
-def _added_token_texts(added: list[str], rng: Rng) -> list[str]:
+def _added_token_texts(added: list[str], rng: _Rng) -> list[str]:
     if len(added) > MAX_ADDED:
-        added = added[: MAX_ADDED // 4] + [_one_of(added)(rng) for _ in range(MAX_ADDED * 3 // 4)]
+        added = added[: MAX_ADDED // 4] + [rng.pick(added) for _ in range(MAX_ADDED * 3 // 4)]
     texts = []
     for token in (content[:256] for content in added):
-        other = _one_of(added)(rng)[:256]
+        other = rng.pick(added)[:256]
         texts += look_alikes(token)
         texts += [f"{token} \n{token}  ", f"\t {token}{other}", f"{token[:-1]}{other}", f"{other}{token[1:]}"]
         texts += [f"{token}\u0301 {token}\u0338", f"{token.lower()}{token.upper()}"]

@@ -6,11 +6,22 @@ Text never produces these ids (see `definition`); the loader puts them between d
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any
 
-from zephon.config.keys import check
+from zephon.config.keys import quote
 from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
+
+__all__ = [
+    "ROLES",
+    "declared_token",
+    "inferred_tokens",
+    "named_special_tokens",
+    "resolve_special_tokens",
+    "token_texts",
+]
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # For a tokenizer.json that comes without any other file. The first one present wins.
 WELL_KNOWN_BOS = (
@@ -33,73 +44,56 @@ WELL_KNOWN_EOS = (
     "<|im_end|>",
 )
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
-
-class HasSpecialTokens(Protocol):
-    """What a policy needs to know about a tokenizer."""
-
-    @property
-    def bos_id(self) -> int | None: ...
-    @property
-    def eos_id(self) -> int | None: ...
-
-
-def resolve_special_tokens(policy: str, tokenizer: HasSpecialTokens) -> tuple[int | None, int | None]:
+def resolve_special_tokens(policy: SpecialTokens, bos: int | None, eos: int | None) -> tuple[int | None, int | None]:
     """The ids to put before and after every document.
 
     Args:
         policy: "auto" (EOS, and BOS where the tokenizer has one that is not its EOS), "bos_eos", "bos", "eos", "none".
+        bos, eos: ids that the tokenizer declares.
 
     Returns:
         (BOS id or None, EOS id or None).
 
     Raises:
-        TokenizerError: unknown policy, or it needs a token that the tokenizer does not have.
+        TokenizerError: the policy needs a token that the tokenizer does not declare.
     """
-    check(SpecialTokens, policy, "special_tokens", TokenizerError)
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
-    if policy == "none":
-        return None, None
-    wants_bos = policy in ("bos", "bos_eos")
-    wants_eos = policy in ("auto", "eos", "bos_eos")
-    for wanted, token_id, kind in ((wants_bos, bos, "BOS"), (wants_eos, eos, "EOS")):
-        if wanted and token_id is None:
+    adds_bos, adds_eos = "bos" in policy, "eos" in policy or policy == "auto"
+    for added, token_id, kind in ((adds_bos, bos, "BOS"), (adds_eos, eos, "EOS")):
+        if added and token_id is None:
             raise TokenizerError(
-                f"special_tokens = {policy!r} needs {'an' if kind == 'EOS' else 'a'} {kind} token and the tokenizer "
-                f"declares none; name it as {kind.lower()}_token in tokenizer_config.json or choose another policy"
+                f"special_tokens is {quote(policy)}, which needs {kind}, and the tokenizer declares none; name it as "
+                f"{kind.lower()}_token in tokenizer_config.json or choose another policy."
             )
     if policy == "auto" and bos != eos:
-        wants_bos = True
-    return bos if wants_bos else None, eos if wants_eos else None
+        adds_bos = True
+    return bos if adds_bos else None, eos if adds_eos else None
+
+
+def token_texts(entry: Any) -> Iterator[str]:
+    """The text of a token in a config file, which is a string or an object; nothing for other values."""
+    content = entry.get("content") if isinstance(entry, Mapping) else entry
+    if isinstance(content, str) and content:
+        yield content
 
 
 def named_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
     """Every token that a tokenizer_config.json or special_tokens_map.json gives a role or marks as special."""
-    for key in _NAMED:
-        yield from _contents(config.get(key))
-    for key in ("additional_special_tokens", "extra_special_tokens"):
-        entries = config.get(key)
-        if isinstance(entries, Mapping):
-            entries = entries.values()
-        for entry in entries if isinstance(entries, Iterable) and not isinstance(entries, str) else ():
-            yield from _contents(entry)
-    decoder = config.get("added_tokens_decoder")
-    for entry in decoder.values() if isinstance(decoder, Mapping) else ():
-        if isinstance(entry, Mapping) and entry.get("special") is True:
-            yield from _contents(entry)
+    entries = [config.get(role) for role in ROLES]
+    for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
+        more = config.get(key)
+        more = list(more.values()) if isinstance(more, Mapping) else more if isinstance(more, list) else []
+        if key == "added_tokens_decoder":
+            more = [entry for entry in more if isinstance(entry, Mapping) and entry.get("special") is True]
+        entries += more
+    for entry in entries:
+        yield from token_texts(entry)
 
 
-def declared_token(kind: str, configs: Iterable[Mapping[str, Any]]) -> tuple[bool, str | None]:
-    """What the first file that speaks about `kind` ("bos_token" or "eos_token") says.
-
-    Returns:
-        (some file speaks about it, the token or None where that file says there is none).
-    """
-    for config in configs:
-        if kind in config:
-            return True, next(_contents(config[kind]), None)
-    return False, None
+def declared_token(role: str, configs: Iterable[Mapping[str, Any]], inferred: str | None) -> str | None:
+    """What the first file that has `role` ("bos_token" or "eos_token") says, which may be None; else `inferred`."""
+    entry = next((config[role] for config in configs if role in config), inferred)
+    return next(token_texts(entry), None)
 
 
 def inferred_tokens(tree: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -111,33 +105,21 @@ def inferred_tokens(tree: Mapping[str, Any]) -> tuple[str | None, str | None]:
     return bos, eos
 
 
-def _contents(entry: Any) -> Iterator[str]:
-    content = entry.get("content") if isinstance(entry, Mapping) else entry
-    if isinstance(content, str) and content:
-        yield content
-
-
 def _template_ends(processor: Any) -> tuple[str | None, str | None]:
     """The tokens that a post-processor puts first and last around a single sequence."""
-    if not isinstance(processor, Mapping):
-        return None, None
-    match processor.get("type"):
-        case "Sequence":
-            steps = processor.get("processors")
-            ends = [_template_ends(step) for step in (steps if isinstance(steps, list) else [])]
+    match processor:
+        case {"type": "Sequence", "processors": list(steps)}:
+            ends = [_template_ends(step) for step in steps]
             return next((b for b, _ in ends if b), None), next((e for _, e in ends if e), None)
-        case "BertProcessing" | "RobertaProcessing":
-            cls, sep = processor.get("cls"), processor.get("sep")
-            return tuple(p[0] if isinstance(p, list) and p and isinstance(p[0], str) else None for p in (cls, sep))  # type: ignore[return-value]
-        case "TemplateProcessing":
-            single = processor.get("single")
-            pieces = [p for p in single if isinstance(p, Mapping)] if isinstance(single, list) else []
-            first = pieces[0].get("SpecialToken") if pieces else None
-            last = pieces[-1].get("SpecialToken") if pieces else None
-            return _piece_id(first), _piece_id(last)
+        case {"type": "BertProcessing" | "RobertaProcessing", "cls": [str(first), *_], "sep": [str(last), *_]}:
+            return first, last
+        case {"type": "TemplateProcessing", "single": [first, *_] as pieces}:
+            return _special_piece(first), _special_piece(pieces[-1])
     return None, None
 
 
-def _piece_id(piece: Any) -> str | None:
-    token = piece.get("id") if isinstance(piece, Mapping) else None
-    return token if isinstance(token, str) else None
+def _special_piece(piece: Any) -> str | None:
+    match piece:
+        case {"SpecialToken": {"id": str(token)}}:
+            return token
+    return None

@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from support.tokenizer_data import (
     add_token,
     byte_level_step,
     column,
+    families,
     gpt2,
     llama2,
     llama3,
+    loaded,
     metaspace,
     qwen,
     reference_ids,
@@ -29,7 +32,8 @@ from support.tokenizer_data import (
     split_then,
 )
 from zephon.errors import TokenizerError
-from zephon.tokenizer.guards import byte_alphabet, regex_refusal
+from zephon.tokenizer.choice import choose
+from zephon.tokenizer.guards import byte_alphabet, refusal, regex_refusal
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 CHOICE = {
@@ -71,6 +75,10 @@ def changed(tree: Tree, section: str, value: object) -> Tree:
     return {**tree, section: value}
 
 
+def pre_tokenized(*steps: Tree) -> Tree:
+    return changed(llama3(), "pre_tokenizer", split_then(*steps))
+
+
 def with_model(tree: Tree, **keys: object) -> Tree:
     return {**tree, "model": {**tree["model"], **keys}}
 
@@ -78,22 +86,12 @@ def with_model(tree: Tree, **keys: object) -> Tree:
 # What fastokens or gigatoken, or both, accept and encode otherwise, or were not tried on enough text.
 ODD: dict[str, Callable[[], Tree]] = {
     "split without ByteLevel": lambda: changed(llama3(), "pre_tokenizer", split_step()),
-    "split, then ByteLevel with add_prefix_space": lambda: changed(
-        llama3(), "pre_tokenizer", split_then(split_step(), byte_level_step(add_prefix_space=True))
-    ),
-    "split, then ByteLevel that splits again": lambda: changed(
-        llama3(), "pre_tokenizer", split_then(split_step(), byte_level_step(use_regex=True))
-    ),
-    "split contiguous": lambda: changed(
-        llama3(), "pre_tokenizer", split_then(split_step(behavior="Contiguous"), byte_level_step())
-    ),
-    "split removed": lambda: changed(
-        llama3(), "pre_tokenizer", split_then(split_step(behavior="Removed"), byte_level_step())
-    ),
-    "extra Punctuation split": lambda: changed(
-        llama3(),
-        "pre_tokenizer",
-        split_then(split_step(), {"type": "Punctuation", "behavior": "Isolated"}, byte_level_step()),
+    "ByteLevel with add_prefix_space": lambda: pre_tokenized(split_step(), byte_level_step(add_prefix_space=True)),
+    "ByteLevel that splits again": lambda: pre_tokenized(split_step(), byte_level_step(use_regex=True)),
+    "split contiguous": lambda: pre_tokenized(split_step(behavior="Contiguous"), byte_level_step()),
+    "split removed": lambda: pre_tokenized(split_step(behavior="Removed"), byte_level_step()),
+    "extra split": lambda: pre_tokenized(
+        split_step(), {"type": "Punctuation", "behavior": "Isolated"}, byte_level_step()
     ),
     "ByteLevel that does not split": lambda: changed(gpt2(), "pre_tokenizer", byte_level_step()),
     "no pre_tokenizer": lambda: changed(gpt2(), "pre_tokenizer", None),
@@ -136,9 +134,7 @@ SOUND: dict[str, tuple[Callable[[], Tree], str]] = {
         "fastokens",
     ),
     "inverted removal": (
-        lambda: changed(
-            llama3(), "pre_tokenizer", split_then(split_step(behavior="Removed", invert=True), byte_level_step())
-        ),
+        lambda: pre_tokenized(split_step(behavior="Removed", invert=True), byte_level_step()),
         "fastokens",
     ),
     "ignore_merges": (lambda: with_model(llama3(), ignore_merges=True), "fastokens"),
@@ -167,18 +163,27 @@ SOUND: dict[str, tuple[Callable[[], Tree], str]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_first_fit_library_runs_and_agrees_with_tokenizers(family: str, tmp_path: Path) -> None:
-    tree = FAMILIES[family]()
-    folder = save(tmp_path, tree)
-    assert load_tokenizer(folder).backend == CHOICE[family][0]
+def some(configurations: dict[str, object], *everyday: str) -> list[object]:
+    return [name if name in everyday else pytest.param(name, marks=pytest.mark.deep) for name in configurations]
+
+
+@pytest.mark.parametrize("family", families())
+def test_the_first_fit_library_runs_and_agrees_with_tokenizers(family: str) -> None:
+    assert loaded(family).backend == CHOICE[family][0]
     for backend in (*CHOICE[family], "tokenizers"):
-        tokenizer = load_tokenizer(folder, backend=backend)
+        tokenizer = loaded(family, backend)
         assert tokenizer.backend == backend
-        assert rows(tokenizer.encode(column(TEXTS))) == reference_ids(tree, TEXTS)
+        assert rows(tokenizer.encode(column(TEXTS))) == reference_ids(FAMILIES[family](), TEXTS)
 
 
-@pytest.mark.parametrize("odd", ODD)
+def test_only_configurations_known_to_be_right_are_trusted() -> None:
+    for name, build in ODD.items():
+        assert refusal(build(), "fastokens") and refusal(build(), "gigatoken"), name
+    for name, (build, backend) in SOUND.items():
+        assert refusal({"normalizer": None, **build()}, backend) is None, name
+
+
+@pytest.mark.parametrize("odd", some(ODD, "split contiguous", "ids with a gap", "model other than BPE"))
 def test_odd_configurations_fall_through_to_a_library_that_is_right(odd: str, tmp_path: Path) -> None:
     tree = ODD[odd]()
     tokenizer = load_tokenizer(save(tmp_path, tree))
@@ -186,7 +191,7 @@ def test_odd_configurations_fall_through_to_a_library_that_is_right(odd: str, tm
     assert rows(tokenizer.encode(column(TEXTS))) == reference_ids(tree, TEXTS)
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", some(SOUND, "added tokens and Metaspace", "truncation and padding sections"))
 def test_sound_configurations_stay_fast(name: str, tmp_path: Path) -> None:
     build, backend = SOUND[name]
     tokenizer = load_tokenizer(save(tmp_path, build()))
@@ -194,12 +199,10 @@ def test_sound_configurations_stay_fast(name: str, tmp_path: Path) -> None:
     assert rows(tokenizer.encode(column(TEXTS))) == reference_ids(build(), TEXTS)
 
 
-def test_a_library_insisted_on_that_is_not_fit_is_an_error(tmp_path: Path) -> None:
-    folder = save(tmp_path, metaspace())
-    with pytest.raises(TokenizerError, match=r"'fastokens' is not fit .* Metaspace"):
-        load_tokenizer(folder, backend="fastokens")
-    with pytest.raises(TokenizerError, match=r"'gigatoken' is not fit .* NFC"):
-        load_tokenizer(save(tmp_path, qwen()), backend="gigatoken")
+def test_a_library_insisted_on_that_is_not_fit_is_an_error() -> None:
+    for family, backend, reason in (("metaspace", "fastokens", "Metaspace"), ("qwen", "gigatoken", "NFC")):
+        with pytest.raises(TokenizerError, match=rf"'{backend}' is not fit .* {reason}"):
+            loaded(family, backend)
 
 
 def test_a_difference_on_the_probes_alone_is_enough(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -214,17 +217,18 @@ def test_a_difference_on_the_probes_alone_is_enough(tmp_path: Path, caplog: pyte
 
 
 def test_a_missing_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zephon.tokenizer.tokenizer._CHOICES_KEPT", 0)
-    monkeypatch.setitem(__import__("sys").modules, "fastokens", None)
-    assert load_tokenizer(save(tmp_path, gpt2())).backend == "gigatoken"
-    monkeypatch.setitem(__import__("sys").modules, "gigatoken.gigatoken_rs", None)
-    assert load_tokenizer(tmp_path).backend == "tokenizers"
+    save(tmp_path, gpt2())
+    for missing, remaining in (("fastokens", "gigatoken"), ("gigatoken.gigatoken_rs", "tokenizers")):
+        choose.cache_clear()
+        monkeypatch.setitem(sys.modules, missing, None)
+        assert load_tokenizer(tmp_path).backend == remaining
     with pytest.raises(TokenizerError, match="'fastokens' is not fit"):
         load_tokenizer(tmp_path, backend="fastokens")
+    choose.cache_clear()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("added", ["x>", "<|end", "><"])
+@pytest.mark.parametrize("family", families())
+@pytest.mark.parametrize("added", ["x>", *(pytest.param(each, marks=pytest.mark.deep) for each in ("<|end", "><"))])
 def test_text_that_spells_a_special_token_stays_text(family: str, added: str, tmp_path: Path) -> None:
     tree = add_token(FAMILIES[family](), "<|sep|>", special=True)
     tree = add_token(tree, added)  # overlaps with special tokens: the spelling of one must not hide the other
@@ -292,33 +296,17 @@ def test_the_byte_alphabet_is_that_of_gpt2() -> None:
     assert sorted(byte_alphabet()) == sorted(pre_tokenizers.ByteLevel.alphabet())
 
 
-@pytest.mark.parametrize(
-    "regex",
-    [LLAMA_3, r"\p{N}{1,3}|[^\r\n\p{L}]?+\p{L}++| ?[^\s]+[\r\n/]*|(?:a|b)*?(?<!x)", "[一-龥]+", r"[\]^$.]"],
-)
-def test_plain_regexes_are_trusted(regex: str) -> None:
-    assert regex_refusal(regex) is None
+def test_plain_regexes_are_trusted() -> None:
+    wild = r"\p{N}{1,3}|[^\r\n\p{L}]?+\p{L}++| ?[^\s]+[\r\n/]*|(?:a|b)*?(?<!x)"
+    assert [regex_refusal(regex) for regex in (LLAMA_3, wild, "[一-龥]+", r"[\]^$.]")] == [None] * 4
 
 
-@pytest.mark.parametrize(
-    "regex",
-    [
-        r"\d{1,3}+",
-        "a{,3}",
-        "^a",
-        "a$",
-        "a.b",
-        r"\h",
-        r"\b",
-        r"\x41",
-        r"[[:alpha:]]",
-        "[a[b]]",
-        "[a&&b]",
-        "[]a]",
-        "(?P<n>a)",
-        "(?m)a",
-        "\\",
-    ],
-)
+READ_DIFFERENTLY = [
+    r"\d{1,3}+", "a{,3}", "^a", "a$", "a.b", r"\h", r"\b", r"\x41", r"[[:alpha:]]", "[a[b]]", "[a&&b]", "[]a]", "[^]a]",
+    "(?P<n>a)", "(?m)a", "\\",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("regex", READ_DIFFERENTLY)
 def test_regexes_that_engines_read_differently_are_not_trusted(regex: str) -> None:
     assert regex_refusal(regex)
