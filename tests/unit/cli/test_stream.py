@@ -141,7 +141,7 @@ def test_recipe_and_tokenizer_that_do_not_exist_are_named(zephon, corpus):
     _, _, err = zephon("stream", corpus, "--tokenizer", corpus / "tokenizer", *rest)
     assert err.startswith(f"error: {corpus}: the recipe cannot be read: Is a directory")
     _, _, err = zephon("stream", corpus / "recipe.toml", "--tokenizer", corpus / "nope", *rest)
-    assert err.startswith(f"error: tokenizer '{corpus / 'nope'}' does not exist")
+    assert err.startswith(f"error: tokenizer_id is '{corpus / 'nope'}', which does not exist")
 
 
 def test_an_unknown_key_is_refused_with_the_nearest_known(zephon, corpus, tmp_path):
