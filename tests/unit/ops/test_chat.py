@@ -130,7 +130,7 @@ def test_what_a_message_says_is_never_a_special_token(turns):
 
 
 def special_ids(folder, *texts):
-    return {token.id for token in load(folder).special_tokens if not texts or token.text in texts}
+    return {token.id for token in load(folder).special_tokens if not texts or token.content in texts}
 
 
 special_pieces = ["<think>", "</think>", "<|im_end|>", "<|eot|>  ", "<tool_response>", "</tool_response>", "<|User|>"]

@@ -78,7 +78,7 @@ def test_a_pickle_encodes_the_same_without_a_new_check(tokenizer: Tokenizer, mon
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-@pytest.mark.parametrize("family", families("metaspace"))
+@pytest.mark.parametrize("family", ["metaspace", pytest.param("gpt2", marks=pytest.mark.deep)])
 def test_a_forked_child_encodes_while_the_parent_does(family: str) -> None:
     text = column([sources()[0]])
     expected = reference_ids(FAMILIES[family](), [sources()[0]])

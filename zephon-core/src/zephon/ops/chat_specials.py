@@ -15,7 +15,7 @@ import numpy as np
 
 from zephon.ops.chat_template import ChatTemplate, TemplateFailure
 from zephon.ops.chat_turns import ASSISTANT
-from zephon.tokenizer.definition import SpecialToken
+from zephon.tokenizer.definition import AddedToken
 
 __all__ = ["SpellableTokens"]
 
@@ -40,20 +40,21 @@ class SpellableTokens:
         ends: finds those that may end a turn, being none that the assistant says within one; None without any.
     """
 
-    def __init__(self, tokens: Sequence[SpecialToken], allowed: Collection[str]) -> None:
-        tokens = sorted((token for token in tokens if token.text), key=lambda token: -len(token.text))
+    def __init__(self, tokens: Sequence[AddedToken], allowed: Collection[str]) -> None:
+        tokens = sorted((token for token in tokens if token.content), key=lambda token: -len(token.content))
         within = ("<think>", "</think>") if allowed == "all" else allowed
-        self._tokens = {token.text.encode(): token for token in tokens}
-        self._any = _alternatives(token.text for token in tokens)
+        self._tokens = {token.content.encode(): token for token in tokens}
+        self._any = _alternatives(token.content for token in tokens)
         self._in_bytes = re.compile(b"|".join(map(re.escape, self._tokens))) if tokens else None
-        self.ends = _alternatives(token.text for token in tokens if token.text not in within)
-        self._letters = {frozenset(token.text.casefold()) for token in tokens}
-        firsts = {case for t in tokens for case in (t.text[0], t.text[0].lower(), t.text[0].upper()) if len(case) == 1}
+        self.ends = _alternatives(token.content for token in tokens if token.content not in within)
+        self._letters = {frozenset(token.content.casefold()) for token in tokens}
+        heads = {token.content[0] for token in tokens}
+        firsts = {case for head in heads for case in (head, head.lower(), head.upper()) if len(case) == 1}
         self._stand_ins = {char: chr(_STAND_IN + n) for n, char in enumerate(sorted(firsts))}
         self._back = str.maketrans({mark: char for char, mark in self._stand_ins.items()})
         # Every such character, or, for templates that look at some of them, those that begin a special token.
         every = "|".join(map(re.escape, sorted(firsts)))
-        whole = "|".join(f"{re.escape(t.text[0])}(?={re.escape(t.text[1:])})" for t in tokens)
+        whole = "|".join(f"{re.escape(t.content[0])}(?={re.escape(t.content[1:])})" for t in tokens)
         kept = "" if allowed == "all" else "".join(f"{re.escape(text)}|" for text in allowed)
         self._hidden = [
             (re.compile(f"({which})"), None if allowed == "all" else re.compile(f"{kept}({which})"))

@@ -12,6 +12,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from zephon.errors import PipelineError
@@ -132,7 +133,7 @@ def _environment() -> Any:
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = _to_json
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     del environment.filters["random"], environment.globals["lipsum"]
     environment.globals["raise_exception"] = _raise_exception
     return environment
@@ -152,16 +153,6 @@ def _without_marks(text: str) -> tuple[str, list[tuple[int, int]]]:
             blocks.append((begin, size))
             begin = size
     return "".join(parts), blocks
-
-
-def _to_json(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise_exception(message: Any) -> None:

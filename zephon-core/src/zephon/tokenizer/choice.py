@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -51,27 +51,22 @@ class Answers:
 
 
 @dataclass(frozen=True)
-class Examined:
-    """What the reference says about a tokenizer.
+class Choice:
+    """What the reference says about a tokenizer, and the library to use.
 
     Attributes:
         reference: ready to encode and decode.
         probes: its answers to the probe texts.
         keeps_space: whether the second piece of a cut document keeps the space at which it was cut.
+        backend: the library, which may be the reference.
+        refusals: the reason against each library before it.
     """
 
     reference: TokenizersBackend
     probes: Answers
     keeps_space: bool
-
-
-@dataclass(frozen=True)
-class Choice:
-    """The library to use, the reason against each one before it, and what the reference says."""
-
     backend: Backend
-    refusals: Sequence[str]
-    examined: Examined
+    refusals: Sequence[str] = ()
 
 
 # A training job builds a pipeline to train and others to validate, with one tokenizer: the checks need not run again.
@@ -90,11 +85,11 @@ def choose(pid: int, definition: TokenizerDefinition, names: Sequence[str]) -> C
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-tokenizer") as helper:
         examined = helper.submit(examine, definition, tree)
         backend, refusals = first_fit(definition, tree, names, lambda: [examined.result().probes])
-        known = examined.result()
-    return Choice(backend or known.reference, refusals, known)
+        choice = examined.result()
+    return replace(choice, backend=backend or choice.reference, refusals=refusals)
 
 
-def examine(definition: TokenizerDefinition, tree: Tree) -> Examined:
+def examine(definition: TokenizerDefinition, tree: Tree) -> Choice:
     """Load the reference, see that it and the file mean the same, and let it answer the probes.
 
     Raises:
@@ -105,7 +100,8 @@ def examine(definition: TokenizerDefinition, tree: Tree) -> Examined:
         _check_ids(definition, tree, reference)
         _check_look_alikes(definition, tree, reference)
         probes = Answers.of("probe texts", probe_texts(tree), reference)
-        return Examined(reference, probes, joins_at_space(lambda text: reference.encode_texts([text])[0]))
+        keeps_space = joins_at_space(lambda text: reference.encode_texts([text])[0])
+        return Choice(reference, probes, keeps_space, reference)
     except BackendFailure as failure:
         raise TokenizerError(
             f"the tokenizer of {definition.label!r} does not work in tokenizers ({failure}); save it again with a "

@@ -21,7 +21,7 @@ from zephon.errors import TokenizerError
 from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
 from zephon.tokenizer.specials import declared_token, inferred_tokens, named_special_tokens
 
-__all__ = ["SpecialToken", "TokenizerDefinition", "Tree", "read_definition"]
+__all__ = ["AddedToken", "TokenizerDefinition", "Tree", "read_definition"]
 
 MAX_ID = (1 << 24) - 1
 MAX_TEXT = 1 << 16  # characters of an added token
@@ -32,7 +32,9 @@ Tree = dict[str, Any]
 _SECTIONS = ("normalizer", "pre_tokenizer", "decoder")
 
 
-class _AddedToken(msgspec.Struct):
+class AddedToken(msgspec.Struct):
+    """A token that is found in text before any other; a special one has a role, and text never becomes it."""
+
     id: TokenId
     content: Annotated[str, Meta(max_length=MAX_TEXT)]
     single_word: bool
@@ -53,27 +55,11 @@ class _File(msgspec.Struct):
     """What is used here of a tokenizer.json; the library that encodes checks the rest."""
 
     model: _Model
-    added_tokens: list[_AddedToken] | None = None
+    added_tokens: list[AddedToken] | None = None
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
     decoder: dict[str, Any] | None = None
     post_processor: dict[str, Any] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SpecialToken:
-    """A token with a role.
-
-    Attributes:
-        text: its spelling.
-        id: its id.
-        lstrip, rstrip: whether it takes the white space before or after it along.
-    """
-
-    text: str
-    id: int
-    lstrip: bool
-    rstrip: bool
 
 
 @dataclass(frozen=True)
@@ -104,30 +90,6 @@ class TokenizerDefinition:
     def tree(self) -> Tree:
         """`json`, parsed."""
         return msgspec.json.decode(self.json, type=Tree)
-
-    def special_tokens(self) -> list[SpecialToken]:
-        """The tokens that text never becomes, in the order of their ids."""
-        added = sorted(self.tree()["added_tokens"], key=lambda token: token["id"])
-        return [SpecialToken(t["content"], t["id"], t["lstrip"], t["rstrip"]) for t in added if t["special"]]
-
-    def token_bytes(self) -> np.ndarray | None:
-        """int32[vocab_size]: the bytes of text that each token stands for; None where tokens do not say.
-
-        Tokens of a byte-level BPE spell their bytes, one character each. A normalizer may still change the text before,
-        so the sum over a text is to be compared with its length.
-        """
-        tree = self.tree()
-        model, decoder = tree["model"], tree["decoder"] or {}
-        steps = decoder.get("decoders", [decoder])
-        byte_level = any(step.get("type") == "ByteLevel" for step in steps)
-        if model.get("type") != "BPE" or model.get("byte_fallback") or not byte_level:
-            return None
-        lengths = np.zeros(self.vocab_size, dtype=np.int32)
-        for token, number in model["vocab"].items():
-            lengths[number] = len(token)
-        for token in tree["added_tokens"]:
-            lengths[token["id"]] = len(token["content"].encode())
-        return lengths
 
     def inner(self) -> TokenizerDefinition:
         """The definition for a piece of text that something comes before.

@@ -1,3 +1,4 @@
+# ruff: noqa: RUF001 (these are the characters that DeepSeek uses)
 """Which tokens begin and end a document, and which of them a policy adds.
 
 Text never produces these ids (see `definition`); the loader puts them between documents by number.
@@ -13,36 +14,18 @@ from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
 
 __all__ = [
-    "ROLES",
-    "declared_token",
-    "inferred_tokens",
-    "named_special_tokens",
-    "resolve_special_tokens",
-    "token_texts",
-]
+    "ROLES", "declared_token", "inferred_tokens", "named_special_tokens", "resolve_special_tokens", "token_texts",
+]  # fmt: skip
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # For a tokenizer.json that comes without any other file. The first one present wins.
 WELL_KNOWN_BOS = (
-    "<|begin_of_text|>",
-    "<s>",
-    "<bos>",
-    "<|bos|>",
-    "<｜begin▁of▁sentence｜>",  # noqa: RUF001 (these are the characters DeepSeek uses)
-    "<|startoftext|>",
-    "[BOS]",
-)
+    "<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "<｜begin▁of▁sentence｜>", "<|startoftext|>", "[BOS]"
+)  # fmt: skip
 WELL_KNOWN_EOS = (
-    "<|end_of_text|>",
-    "<|endoftext|>",
-    "</s>",
-    "<eos>",
-    "<|eos|>",
-    "<｜end▁of▁sentence｜>",  # noqa: RUF001
-    "[EOS]",
-    "<|im_end|>",
-)
+    "<|end_of_text|>", "<|endoftext|>", "</s>", "<eos>", "<|eos|>", "<｜end▁of▁sentence｜>", "[EOS]", "<|im_end|>"
+)  # fmt: skip
 
 
 def resolve_special_tokens(policy: SpecialTokens, bos: int | None, eos: int | None) -> tuple[int | None, int | None]:

@@ -8,8 +8,10 @@ import threading
 import time
 from collections.abc import Iterable, Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, cast
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -18,7 +20,7 @@ from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded, TokenizersBackend
 from zephon.tokenizer.choice import FAST, Answers, Choice, choose, examine, first_fit
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
-from zephon.tokenizer.definition import SpecialToken, TokenizerDefinition, read_definition
+from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
 from zephon.tokenizer.load import find_tokenizer
 
 __all__ = ["Tokenizer", "load_tokenizer"]
@@ -83,13 +85,13 @@ class Tokenizer:
     def __init__(self, definition: TokenizerDefinition, choice: Choice, *, insisted: bool) -> None:
         self._definition = definition
         self._insisted = insisted
-        self._keeps_space = choice.examined.keeps_space
+        self._keeps_space = choice.keeps_space
         self._warned = False
         self.bos_token, self.eos_token = definition.bos_token, definition.eos_token
         self.bos_id, self.eos_id = definition.bos_id, definition.eos_id
         self.vocab_size = definition.vocab_size
         self.content_hash = definition.content_hash
-        self._libraries: dict[tuple[int, str], Backend] = {(os.getpid(), "tokenizers"): choice.examined.reference}
+        self._libraries: dict[tuple[int, str], Backend] = {(os.getpid(), "tokenizers"): choice.reference}
         self._use(choice.backend)
 
     def encode(self, column: pa.Array) -> Encoded:
@@ -133,14 +135,29 @@ class Tokenizer:
             raise TokenizerError(f"{array.size} token ids cannot be decoded ({failure}).") from None
 
     @cached_property
-    def special_tokens(self) -> list[SpecialToken]:
+    def special_tokens(self) -> list[AddedToken]:
         """The tokens that text never becomes, in the order of their ids."""
-        return self._definition.special_tokens()
+        added = msgspec.convert(self._definition.tree()["added_tokens"], list[AddedToken])
+        return sorted((token for token in added if token.special), key=attrgetter("id"))
 
     @cached_property
     def token_bytes(self) -> np.ndarray | None:
-        """int32[vocab_size]: the bytes of text that each token stands for; None where tokens do not say."""
-        return self._definition.token_bytes()
+        """int32[vocab_size]: the bytes of text that each token stands for; None where tokens do not say.
+
+        Tokens of a byte-level BPE spell their bytes, one character each. A normalizer may still change the text before,
+        so the sum over a text is to be compared with its length.
+        """
+        tree = self._definition.tree()
+        model, decoder = tree["model"], tree["decoder"] or {}
+        byte_level = any(step.get("type") == "ByteLevel" for step in decoder.get("decoders", [decoder]))
+        if model.get("type") != "BPE" or model.get("byte_fallback") or not byte_level:
+            return None
+        lengths = np.zeros(self.vocab_size, dtype=np.int32)
+        for token, number in model["vocab"].items():
+            lengths[number] = len(token)
+        for token in tree["added_tokens"]:
+            lengths[token["id"]] = len(token["content"].encode())
+        return lengths
 
     @cached_property
     def inner(self) -> Tokenizer:
