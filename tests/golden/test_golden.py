@@ -34,7 +34,9 @@ def test_streams_are_the_expected_ones_whatever_the_hash_seed(seed):
     found = run(sys.executable, PYTHONHASHSEED=seed)
     assert found["stream_version"] == EXPECTED["stream_version"]
     changed = [name for name, digests in EXPECTED["digests"].items() if found["digests"].get(name) != digests]
-    assert not changed, f"the streams {changed} have changed: raise STREAM_VERSION in zephon/state.py, or undo it"
+    assert not changed, (
+        f"the streams {changed} have changed: raise STREAM_VERSION in zephon/run/fingerprint.py, or undo it"
+    )
 
 
 def interpreter(minor):

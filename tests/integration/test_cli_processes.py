@@ -89,7 +89,10 @@ def setup_of(corpus):
 
 def test_a_rank_that_fails_stops_the_matrix_and_leaves_no_process(corpus, tmp_path):
     missing = Run("failing", tmp_path / "a", [Leg(3, 2)])  # 8 records do not divide among 3 ranks
-    with pytest.raises(ZephonError, match=r"^failing, rank \d of 3 ended with exit code 2: error: --global-batch is 8"):
+    with pytest.raises(
+        ZephonError,
+        match=r"^failing, rank \d of 3 ended with exit code 2: error: --dp-degree is 3; expected",
+    ):
         Matrix(setup_of(corpus)).run([Run("endless", tmp_path / "b", [Leg(1, None)]), missing])
     assert not _children()
 

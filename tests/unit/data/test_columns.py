@@ -281,7 +281,7 @@ def test_plain_numbers_are_read_where_their_type_is_named(tmp_path, fmt, name):
         with pytest.raises(DataError, match='say which with fmt = "uint16" or "uint32"'):
             opened(tmp_path, ["tokens"], is_text=False)
     (tmp_path / name).write_bytes(b"odd")
-    with pytest.raises(DataError, match=f"numbers of type {fmt}"):
+    with pytest.raises(DataError, match=f"no whole number of {fmt}"):
         opened(tmp_path / name, ["tokens"], fmt=fmt, is_text=False)
 
 

@@ -115,7 +115,7 @@ def test_a_setup_that_fails_ends_the_run_and_blames_no_row(tiny_tokenizer):
         (lambda p: p.decode_text(encoding="zlib"), "name of a text encoding"),
         (lambda p: p.decode_text(errors="no"), '"replace", "ignore" or "strict"'),
         (lambda p: p.text_template("no column"), "names no column"),
-        (lambda p: p.text_template("{a} }"), "cannot be read"),
+        (lambda p: p.text_template("{a} }"), "is invalid"),
         (lambda p: p.text_template("{a:>10}"), "not just a column's name"),
         (lambda p: p.tokenize("t", max_length=0), "max_length is 0"),
         (lambda p: p.tokenize("t", split_long_samples=True), "needs max_length"),
