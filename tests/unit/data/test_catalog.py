@@ -8,27 +8,12 @@ import numpy as np
 import pytest
 
 from support.io_data import SUFFIXES, open_path, write_shard
-from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
 
 def texts(first: int, count: int) -> list[str]:
     return [f"document {n}" for n in range(first, first + count)]
-
-
-@pytest.fixture
-def opened(monkeypatch) -> list[str]:
-    """The names of all data files opened from now on."""
-    names: list[str] = []
-    original = StoredFile.open
-
-    def recorded(self, *ranges):
-        names.append(os.path.basename(self.path))
-        return original(self, *ranges)
-
-    monkeypatch.setattr(StoredFile, "open", recorded)
-    return names
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)

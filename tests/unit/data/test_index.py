@@ -1,7 +1,6 @@
 """The index of a dataset: made once, in parallel, and gone on with after an interruption."""
 
 import json
-import os
 
 import numpy as np
 import pytest
@@ -10,23 +9,8 @@ from typer.testing import CliRunner
 from support.io_data import open_path, write_shard
 from zephon.cli.app import app
 from zephon.data import catalog
-from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 from zephon.io import Dataset
-
-
-@pytest.fixture
-def opened(monkeypatch) -> list[str]:
-    """The names of all data files opened from now on."""
-    names: list[str] = []
-    original = StoredFile.open
-
-    def recorded(self, *ranges):
-        names.append(os.path.basename(self.path))
-        return original(self, *ranges)
-
-    monkeypatch.setattr(StoredFile, "open", recorded)
-    return names
 
 
 def run(*arguments) -> str:

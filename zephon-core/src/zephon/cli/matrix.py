@@ -123,7 +123,7 @@ class Matrix:
         self._slots = threading.Semaphore(self._at_once)
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[bytes]] = set()
-        self._stopped = False
+        self._stopped = threading.Event()
         self._done = self._total = 0
         self._fill = 0
 
@@ -156,12 +156,12 @@ class Matrix:
             for future in futures:
                 if error := future.exception():
                     raise error
-        self._stopped = False
+        self._stopped.clear()
 
     def _stop(self) -> None:
         """Kill processes that still run; none after success."""
         with self._lock:
-            self._stopped = True
+            self._stopped.set()
             for process in self._processes:
                 process.kill()
 
@@ -201,7 +201,7 @@ class Matrix:
         command = [sys.executable, "-P", "-m", "zephon.cli", "stream", str(setup.recipe), *options]
         with self._slots, open(output, "wb") as stream:
             with self._lock:
-                if self._stopped:
+                if self._stopped.is_set():
                     return
                 environment = {**os.environ, "LOCAL_WORLD_SIZE": str(self._at_once)}
                 process = subprocess.Popen(
@@ -212,8 +212,8 @@ class Matrix:
             with self._lock:
                 self._processes.discard(process)
                 self._done += 1
-        expected = -signal.SIGKILL if rank in leg.doomed or self._stopped else 0
-        if code != expected:
+        # Once another rank has failed, all that ends does so because it was stopped: that is not an error of its own.
+        if code != (-signal.SIGKILL if rank in leg.doomed else 0) and not self._stopped.is_set():
             lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
             raise WorkerError(f"{run.title}, rank {rank} of {leg.dp} ended with exit code {code}: {last}")

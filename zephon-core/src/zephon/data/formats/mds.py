@@ -150,7 +150,10 @@ def _values_of(
         raise ValueError(f"an array of column '{name}' is cut off")
     if not shape:
         # A damaged width would otherwise read a number more or less of the row without a word.
-        lengths = [int.from_bytes(raw[end - n : end], "little") for end, n in zip(starts, widths, strict=True)]
-        if not np.array_equal(np.multiply(lengths, np.dtype(dtype).itemsize), ends - starts):
+        lengths = np.zeros(len(starts), np.int64)
+        for width in np.unique(widths).tolist():
+            at = np.flatnonzero(widths == width)
+            lengths[at] = raw[(starts[at] - width)[:, None] + np.arange(width)].view(f"<u{width}")[:, 0]
+        if not np.array_equal(lengths * np.dtype(dtype).itemsize, ends - starts):
             raise ValueError(f"an array of column '{name}' is not as long as its shape says")
     return (starts, ends), dtype
