@@ -210,11 +210,8 @@ class TestDocuments:
         from torchtitan.components.tokenizer import HuggingFaceTokenizer
         from torchtitan.hf_datasets import DatasetConfig, text_datasets
 
-        rows = DatasetConfig(
-            path="",
-            loader=lambda path: datasets.Dataset.from_dict({"text": texts}),
-            sample_processor=lambda r: r["text"],
-        )
+        data = datasets.Dataset.from_dict({"text": texts})
+        rows = DatasetConfig(path="", loader=lambda path: data, sample_processor=lambda row: row["text"])
         monkeypatch.setitem(text_datasets.DATASETS, "zephon", rows)
         theirs = HuggingFaceTokenizer(tokenizer_path=str(folder))
         places = sum(len(theirs.encode(text, add_bos=True, add_eos=True)) - 1 for text in texts)
