@@ -137,7 +137,7 @@ class LaneStream:
         ]
 
     def fill(self) -> bool:
-        """Submit a piece of work if the look-ahead has room, or no work is pending and no record ready; whether it did."""
+        """Submit a piece of work if the look-ahead has room, or nothing is pending or ready; whether it did."""
         # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
         if self._exhausted or not (
