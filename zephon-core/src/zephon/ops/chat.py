@@ -20,6 +20,7 @@ from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows, check_names
+from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["ChatEncoder", "TokenizeChat"]
@@ -48,7 +49,7 @@ class TokenizeChat(EncodeOptions):
     """
 
     kind: ClassVar[str] = "tokenize_chat"
-    tokenizer_id: str | os.PathLike[str]
+    tokenizer_id: TokenizerId
     field: Column = key(
         "auto",
         'The column of conversations, or of prompts where there is a `response`; "auto" finds messages, conversations '

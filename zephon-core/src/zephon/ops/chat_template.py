@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from zephon.config.keys import quote
 from zephon.errors import PipelineError
-from zephon.tokenizer.load import read_chat_settings, read_template_file
+from zephon.tokenizer.load import TokenizerId, read_chat_settings, read_template_file
 
 __all__ = ["ChatTemplate", "TemplateFailure", "chat_templates"]
 
@@ -87,30 +88,38 @@ class ChatTemplate:
 
 
 def chat_templates(
-    tokenizer_id: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None, date: str | None
+    tokenizer_id: TokenizerId, chat_template: str | os.PathLike[str] | None, date: str | None
 ) -> tuple[ChatTemplate, ChatTemplate]:
     """The template for conversations without tools, and the one for those with them.
 
     Args:
         tokenizer_id: where the templates and special tokens lie.
-        chat_template: one to use instead, or its path.
+        chat_template: one to use instead, its path, or the name of one of the tokenizer's.
         date: see `ChatTemplate`.
 
     Raises:
         PipelineError: there is none, or it does not compile.
     """
     templates, tokens = read_chat_settings(tokenizer_id)
+    names = ", ".join(sorted(templates)) or "none"
     if chat_template is not None:
         source = os.fspath(chat_template)
         is_path = source.endswith((".jinja", ".jinja2", ".j2")) and "\n" not in source
         is_path = is_path or isinstance(chat_template, os.PathLike)
-        templates = {"default": read_template_file(source) if is_path else source}
-    if not templates:
+        source = read_template_file(source) if is_path else templates.get(source, source)
+        if "{" not in source:
+            raise PipelineError(
+                f"tokenize_chat chat_template is {quote(source)}; expected a Jinja template, the path of a .jinja "
+                f"file, or the name of a template that the tokenizer has ({names})."
+            )
+        templates = {"default": source}
+    if "default" not in templates:
+        which = f"default chat template, only {names}" if templates else "chat template"
         raise PipelineError(
-            f"the tokenizer {os.fspath(tokenizer_id)} has no chat template; pass chat_template, the template of the "
-            "format that the model is to learn."
+            f"the tokenizer {tokenizer_id} has no {which}; pass chat_template, the template of the format that the "
+            "model is to learn."
         )
-    plain = ChatTemplate(templates.get("default") or next(iter(templates.values())), tokens, date)
+    plain = ChatTemplate(templates["default"], tokens, date)
     with_tools = templates.get("tool_use")
     return plain, ChatTemplate(with_tools, tokens, date) if with_tools else plain
 

@@ -13,6 +13,7 @@ from zephon.config.keys import Positive, Workers, check_keys, key
 from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
+from zephon.tokenizer.load import TokenizerId, portable_tokenizer
 
 __all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
 
@@ -22,6 +23,8 @@ class EncodeOptions:
     """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`."""
 
     kind: ClassVar[str]
+    tokenizer_id: TokenizerId | None
+    """A folder with a tokenizer.json, such a file, a name on the Hub, or a tokenizer object, see `load_tokenizer`."""
     special_tokens: SpecialTokens = key(
         "auto",
         'Tokens round each document: "bos_eos", "bos", "eos", "none", or "auto": for text EOS, and BOS where the '
@@ -42,6 +45,8 @@ class EncodeOptions:
 
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, f"{self.kind} ")
+        if self.tokenizer_id is not None:
+            object.__setattr__(self, "tokenizer_id", portable_tokenizer(self.tokenizer_id))
         if self.split_long_samples and self.max_length is None:
             raise PipelineError(f"{self.kind} split_long_samples needs max_length, the tokens of a piece.")
         object.__setattr__(self, "datasets", check_names(self.kind, "datasets", self.datasets))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -18,6 +17,7 @@ from zephon.config.keys import Column, key
 from zephon.errors import PipelineError
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows
+from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Pretokenized", "PretokenizedEncoder"]
@@ -49,7 +49,7 @@ class Pretokenized(EncodeOptions):
     positions: Column | None = key(
         None, "Column of lists of positions, from 0, as long as the ids, for `position_ids`."
     )
-    tokenizer_id: str | os.PathLike[str] | None = None
+    tokenizer_id: TokenizerId | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +13,7 @@ from zephon.columns.arrow import byte_lengths, int64_array, mask_of, one_chunk
 from zephon.config.keys import Column, key
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows, text_or_faults
+from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["TextEncoder", "Tokenize"]
@@ -21,14 +21,10 @@ __all__ = ["TextEncoder", "Tokenize"]
 
 @dataclass(frozen=True)
 class Tokenize(EncodeOptions):
-    """Turn a text column into tokens.
-
-    Attributes:
-        tokenizer_id: a folder with a tokenizer.json, such a file, or a name on the Hub.
-    """
+    """Turn a text column into tokens."""
 
     kind: ClassVar[str] = "tokenize"
-    tokenizer_id: str | os.PathLike[str]
+    tokenizer_id: TokenizerId
     field: Column = key("text", "The column with the text; a dataset's own `text_field` takes its place there.")
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> TextEncoder:

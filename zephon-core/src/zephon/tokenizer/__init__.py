@@ -6,7 +6,8 @@
 One definition (a tokenizer.json), three libraries that can run it. The fastest one that reproduces the ids of
 `tokenizers`, the reference, is used; see `guards` for what it has to prove first.
 
-    load        where the files come from: folder, file or hub; chat templates
+    load        where the files come from: folder, file, hub or object; chat templates
+    declared    the tokens that the files beside tokenizer.json declare
     definition  tokenizer.json, checked before any library sees it
     specials    which tokens are BOS and EOS, and which of them a policy adds
     guards      which configurations a fast library may be trusted with

@@ -18,8 +18,9 @@ import numpy as np
 from msgspec import Meta
 
 from zephon.errors import TokenizerError
+from zephon.tokenizer.declared import DeclaredTokens
 from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
-from zephon.tokenizer.specials import declared_token, inferred_tokens, named_special_tokens
+from zephon.tokenizer.specials import inferred_tokens
 
 __all__ = ["AddedToken", "TokenizerDefinition", "Tree", "read_definition"]
 
@@ -116,10 +117,10 @@ def read_definition(files: TokenizerFiles) -> TokenizerDefinition:
             end. One sentence that names the file.
     """
     tree = read_json(files.tokenizer, files.label, TOKENIZER)
-    configs = [files.read_config(filename) for filename in files.configs]
     try:
         token_to_id = _checked(tree)
-        return _definition(files.label, tree, configs, token_to_id)
+        _add(files.label, files.declared, tree, token_to_id)
+        return _definition(files.label, tree, files.declared, token_to_id)
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace(" - at `$", " at `")
         raise TokenizerError(
@@ -160,15 +161,45 @@ def _checked(tree: Tree) -> dict[str, int]:
     return token_to_id
 
 
-def _definition(label: str, tree: Tree, configs: list[Tree], token_to_id: dict[str, int]) -> TokenizerDefinition:
-    bos, eos = (
-        declared_token(role, configs, inferred)
-        for role, inferred in zip(("bos_token", "eos_token"), inferred_tokens(tree), strict=True)
-    )
-    # A name without an id is a token that the model has never seen: as good as none.
-    bos, eos = (token if token in token_to_id else None for token in (bos, eos))
+def _add(label: str, declared: DeclaredTokens, tree: Tree, token_to_id: dict[str, int]) -> None:
+    """Add the declared tokens that the file lacks, with the ids that transformers gives them.
+
+    Raises:
+        TokenizerError: transformers would give a token another id than it is declared with, or leave it out.
+    """
+    added = {token["content"]: token for token in tree["added_tokens"]}
+    next_id = max([len(tree["model"]["vocab"]), *(token["id"] + 1 for token in added.values())])
+    for number, token in declared.in_order():
+        content = token.content
+        if not content:
+            continue
+        new_id = token_to_id.setdefault(content, next_id)
+        next_id = max(next_id, new_id + 1)
+        if number not in (None, new_id):
+            raise TokenizerError(
+                f"token {content[:40]!r} of {label!r} is declared with id {number}, but by tokenizer.json it has, or "
+                f"would get, {new_id}; save the tokenizer again with save_pretrained."
+            )
+        if content not in added:
+            added[content] = {"id": new_id, **msgspec.structs.asdict(token)}
+        elif number is not None and declared.replaces:
+            kept = added[content]["special"]
+            added[content] |= msgspec.structs.asdict(token)
+            added[content]["special"] |= kept
+    tree["added_tokens"] = list(added.values())
+    for token in declared.overruled:
+        if not added.get(token.content, {"special": False})["special"]:
+            raise TokenizerError(
+                f"special token {token.content[:40]!r} of {label!r} is in a list that another list overrules; save the "
+                "tokenizer again with save_pretrained."
+            )
+
+
+def _definition(label: str, tree: Tree, declared: DeclaredTokens, token_to_id: dict[str, int]) -> TokenizerDefinition:
+    inferred = dict(zip(("bos_token", "eos_token"), inferred_tokens(tree), strict=True))
+    bos, eos = (declared.texts.get(role) if role in declared.roles else inferred[role] for role in inferred)
     bos_id, eos_id = (None if token is None else token_to_id[token] for token in (bos, eos))
-    special = {bos, eos}.union(*map(named_special_tokens, configs))
+    special = {bos, eos} | declared.special
     for token in tree["added_tokens"]:
         token["special"] = token["special"] or token["content"] in special
     for section in ("truncation", "padding", "post_processor"):

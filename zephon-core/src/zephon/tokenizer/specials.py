@@ -6,18 +6,14 @@ Text never produces these ids (see `definition`); the loader puts them between d
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from zephon.config.keys import quote
 from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
 
-__all__ = [
-    "ROLES", "declared_token", "inferred_tokens", "named_special_tokens", "resolve_special_tokens", "token_texts",
-]  # fmt: skip
-
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+__all__ = ["inferred_tokens", "resolve_special_tokens"]
 
 # For a tokenizer.json that comes without any other file. The first one present wins.
 WELL_KNOWN_BOS = (
@@ -51,32 +47,6 @@ def resolve_special_tokens(policy: SpecialTokens, bos: int | None, eos: int | No
     if policy == "auto" and bos != eos:
         adds_bos = True
     return bos if adds_bos else None, eos if adds_eos else None
-
-
-def token_texts(entry: Any) -> Iterator[str]:
-    """The text of a token in a config file, which is a string or an object; nothing for other values."""
-    content = entry.get("content") if isinstance(entry, Mapping) else entry
-    if isinstance(content, str) and content:
-        yield content
-
-
-def named_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
-    """Every token that a tokenizer_config.json or special_tokens_map.json gives a role or marks as special."""
-    entries = [config.get(role) for role in ROLES]
-    for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
-        more = config.get(key)
-        more = list(more.values()) if isinstance(more, Mapping) else more if isinstance(more, list) else []
-        if key == "added_tokens_decoder":
-            more = [entry for entry in more if isinstance(entry, Mapping) and entry.get("special") is True]
-        entries += more
-    for entry in entries:
-        yield from token_texts(entry)
-
-
-def declared_token(role: str, configs: Iterable[Mapping[str, Any]], inferred: str | None) -> str | None:
-    """What the first file that has `role` ("bos_token" or "eos_token") says, which may be None; else `inferred`."""
-    entry = next((config[role] for config in configs if role in config), inferred)
-    return next(token_texts(entry), None)
 
 
 def inferred_tokens(tree: Mapping[str, Any]) -> tuple[str | None, str | None]:

@@ -21,7 +21,7 @@ from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded
 from zephon.tokenizer.choice import FAST, Answers, Choice, choose, examine, first_fit
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
 from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
-from zephon.tokenizer.load import find_tokenizer
+from zephon.tokenizer.load import TokenizerId, find_tokenizer
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -32,11 +32,12 @@ _log = logging.getLogger("zephon.tokenizer")
 _loading: dict[int, threading.Lock] = {}
 
 
-def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto") -> Tokenizer:
+def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Tokenizer:
     """Load a tokenizer and choose the library that runs it.
 
     Args:
-        tokenizer_id: a folder with a tokenizer.json, the path of one, or a hub name ("gpt2", "org/name@revision").
+        tokenizer_id: a folder with a tokenizer.json, the path of one, a hub name ("gpt2", "org/name@revision"), or a
+            fast tokenizer of transformers or a `tokenizers.Tokenizer`, of which a copy is taken.
         backend: "auto" takes the first of fastokens, gigatoken and tokenizers that is trusted with this kind of
             tokenizer and gives the ids of `tokenizers` on some 2,000 probe texts, and logs which; a name insists.
 
