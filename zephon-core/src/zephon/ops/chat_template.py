@@ -32,19 +32,9 @@ class TemplateFailure(Exception):
 
 
 class ChatTemplate:
-    """A compiled chat template. Any number of threads may use it.
+    """A compiled chat template, with texts of special tokens by name, and the day that `strftime_now` gives, or None.
 
-    Args:
-        source: Jinja.
-        tokens: names and texts of special tokens, "bos_token" and so on.
-        date: the day that `strftime_now` gives, as in "2024-07-26", or None.
-
-    Attributes:
-        marks_generation: whether it has {% generation %} blocks.
-        source, tokens: as given.
-
-    Raises:
-        PipelineError: it does not compile, or the date is none.
+    Any number of threads may use it. `marks_generation` says whether it has {% generation %} blocks.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], date: str | None = None) -> None:
@@ -71,13 +61,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation; with `prompt`, followed by the header of the assistant's next turn.
+        """The text of a conversation; with `prompt`, followed by the header of the next turn. Or TemplateFailure.
 
-        Returns:
-            (the text; the characters [begin, end) of each {% generation %} block that is not empty, in order).
-
-        Raises:
-            TemplateFailure: the template refuses the conversation, or fails.
+        Also the characters [begin, end) of each {% generation %} block that is not empty, in order.
         """
         variables = {**self._fixed, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
@@ -95,13 +81,7 @@ def chat_templates(
 ) -> tuple[ChatTemplate, ChatTemplate]:
     """The template for conversations without tools, and the one for those with them.
 
-    Args:
-        tokenizer_id: where the templates and special tokens lie.
-        chat_template: one to use instead, its path, or the name of one of the tokenizer's.
-        date: see `ChatTemplate`.
-
-    Raises:
-        PipelineError: there is none, or it does not compile.
+    `chat_template` is one to use instead, its path, or the name of one of the tokenizer's.
     """
     templates, tokens = read_chat_settings(tokenizer_id)
     names = ", ".join(sorted(templates)) or "none"

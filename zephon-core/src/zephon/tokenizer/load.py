@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import msgspec
 
 from zephon.columns.faults import reason_of
 from zephon.errors import TokenizerError
-from zephon.tokenizer.declared import CONFIG, DeclaredTokens, declared_tokens
+from zephon.tokenizer.specials import CONFIG, declared_tokens
 
 __all__ = [
     "TokenizerCopy", "TokenizerFiles", "TokenizerId", "find_tokenizer", "portable_tokenizer", "read_chat_settings",
@@ -31,6 +31,7 @@ _EXPECTED = (
     "a folder with a tokenizer.json, the path of a tokenizer.json, a hub name ('name', 'organization/name' or "
     "'organization/name@revision'), or a fast tokenizer of transformers or tokenizers.Tokenizer"
 )
+_NO_FILE = "has no tokenizer.json; pass a folder to which save_pretrained of a fast tokenizer has written one."
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?(@\w[\w./-]*)?", re.ASCII)
 
 
@@ -57,18 +58,6 @@ class TokenizerFiles:
         data = None if self.alone else self.read(filename)
         return {} if data is None else read_json(data, self.label, filename)
 
-    @cached_property
-    def declared(self) -> DeclaredTokens:
-        """The tokens that the other files declare.
-
-        Raises:
-            TokenizerError: what is no token.
-        """
-        try:
-            return declared_tokens(self.config)
-        except ValueError as error:
-            raise TokenizerError(f"{CONFIG}, or a file beside it, of {self.label!r}: {error}.") from None
-
 
 @dataclass(frozen=True, repr=False)
 class TokenizerCopy:
@@ -86,11 +75,7 @@ TokenizerId = str | os.PathLike[str] | TokenizerCopy
 
 
 def portable_tokenizer(tokenizer: Any) -> TokenizerId:
-    """A name as it is, and the files of a tokenizer object: a fast one of transformers, or `tokenizers.Tokenizer`.
-
-    Raises:
-        TokenizerError: it is something else.
-    """
+    """A name as it is; the files of a tokenizer object of transformers or `tokenizers`; else TokenizerError."""
     if isinstance(tokenizer, str | os.PathLike | TokenizerCopy):
         return tokenizer
     files: dict[str, bytes] = {}
@@ -110,13 +95,10 @@ def portable_tokenizer(tokenizer: Any) -> TokenizerId:
 
 
 def find_tokenizer(tokenizer_id: TokenizerId) -> TokenizerFiles:
-    """Find the files of `tokenizer_id`.
+    """Find the files of a tokenizer, or TokenizerError.
 
     What exists on disk is a path, whatever its name; what only looks like a path and does not exist is an error. The
     network is asked for plain names alone, like "gpt2" or "organization/name@revision".
-
-    Raises:
-        TokenizerError: nothing there, no tokenizer.json in it, unreadable, too large, or the hub does not give it.
     """
     if isinstance(tokenizer_id := portable_tokenizer(tokenizer_id), TokenizerCopy):
         files = dict(tokenizer_id.files)
@@ -126,10 +108,7 @@ def find_tokenizer(tokenizer_id: TokenizerId) -> TokenizerFiles:
     if path is not None and path.exists():
         file = path / TOKENIZER if path.is_dir() else path
         if not file.exists():
-            raise TokenizerError(
-                f"tokenizer folder '{path}' has no tokenizer.json; save the tokenizer in that format (save_pretrained "
-                "of a fast tokenizer writes it) or pass another folder."
-            )
+            raise TokenizerError(f"tokenizer folder '{path}' {_NO_FILE}")
         folder = file.parent
         return TokenizerFiles(
             str(file),
@@ -143,10 +122,7 @@ def find_tokenizer(tokenizer_id: TokenizerId) -> TokenizerFiles:
     repo, _, revision = text.partition("@")
     downloaded = _from_hub(repo, revision or None, TOKENIZER)
     if downloaded is None:
-        raise TokenizerError(
-            f"hub model {text!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format and "
-            "pass the folder."
-        )
+        raise TokenizerError(f"hub model {text!r} {_NO_FILE}")
     # All files from one commit: its hash is the name of the snapshot folder.
     snapshot = downloaded.parent
 
@@ -216,11 +192,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def read_json(data: bytes, label: str, filename: str) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        TokenizerError: it is no valid JSON, is nested too deeply or holds something else.
-    """
+    """The object in a JSON file, or TokenizerError."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
@@ -238,17 +210,18 @@ def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[
         TokenizerError: the files cannot be read, or are damaged.
     """
     files = find_tokenizer(tokenizer_id)
+    tokens = declared_tokens(files.config).texts
     paths = [name for name in files.templates() if _TEMPLATE.fullmatch(name)]
     found = {"default": files.read("chat_template.jinja")} | {Path(name).stem: files.read(name) for name in paths}
     own = {name: _text(data, f"a chat template of {files.label!r}") for name, data in found.items() if data is not None}
     if own:
-        return own, files.declared.texts
+        return own, tokens
     declared = files.config(CONFIG).get("chat_template")
     try:
         if isinstance(declared, list):
             declared = {entry["name"]: entry["template"] for entry in declared}
         named = {"default": declared} if isinstance(declared, str) else declared or {}
-        return msgspec.convert(named, dict[str, str]), files.declared.texts
+        return msgspec.convert(named, dict[str, str]), tokens
     except (KeyError, TypeError, msgspec.ValidationError):
         raise TokenizerError(
             f"chat_template in {CONFIG} of {files.label!r} is {declared!r:.80}; expected a template, or a list of "
@@ -257,11 +230,7 @@ def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[
 
 
 def read_template_file(path: str | os.PathLike[str]) -> str:
-    """The chat template in a file.
-
-    Raises:
-        TokenizerError: it cannot be read or is not UTF-8.
-    """
+    """The chat template in a file."""
     return _text(_read(Path(path), MAX_CONFIG_BYTES), f"chat template '{os.fspath(path)}'")
 
 
