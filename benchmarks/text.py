@@ -88,7 +88,8 @@ def _download(root: Path) -> None:
     work = root.with_suffix(".tmp")
     work.mkdir(parents=True, exist_ok=True)
     for package in PACKAGES:
-        if subprocess.run(["apt-get", "download", "-qq", package], cwd=work, capture_output=True).returncode:
+        fetched = subprocess.run(["apt-get", "download", "-qq", package], check=False, cwd=work, capture_output=True)
+        if fetched.returncode:
             print(f"no package {package}: left out", flush=True)
     for archive in sorted(work.glob("*.deb")):
         subprocess.run(["dpkg-deb", "-x", archive, work / archive.stem], check=True)
