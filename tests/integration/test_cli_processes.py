@@ -72,7 +72,7 @@ def test_verify_proves_a_recipe_through_kills_and_resumes(corpus, tmp_path):
     content[512 + 40 * 9 + 12] ^= 1
     file.write_bytes(content)
     difference = compare(read_ledger(keep / "dp-1" / "ledger"), read_ledger(other))
-    assert (difference.step, difference.lane) == (3, 1)
+    assert (difference.step, difference.lane) == (4, 1)
 
 
 def test_ranks_of_a_finite_recipe_end_at_the_same_step(corpus):

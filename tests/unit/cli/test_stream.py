@@ -53,7 +53,7 @@ def test_a_step_of_stream_is_the_share_of_a_global_batch(zephon, corpus, tmp_pat
 def test_stream_starts_at_the_step_it_is_told_to(zephon, corpus, tmp_path, options):
     options = ["--microbatch-size", "4", *options.split()]
     zephon("stream", *stream_of(corpus), *options, "--steps", "9", "--digests", tmp_path / "whole")
-    zephon("stream", *stream_of(corpus), *options, "--seek-step", "6", "--steps", "3", "--digests", tmp_path / "part")
+    zephon("stream", *stream_of(corpus), *options, "--seek-step", "7", "--steps", "3", "--digests", tmp_path / "part")
     whole, part = digests_of(tmp_path / "whole"), digests_of(tmp_path / "part")
     assert part == whole[-len(part) :]
     assert len(part) == len(whole) // 3
@@ -112,7 +112,7 @@ BAD_STREAMS = {
     "--microbatch-size 4 --dp-degree 2": r"canonical_replicas",
     "--microbatch-size 4 --runner fast": 'runner is "fast"',
     "--microbatch-size 4 --steps 1 --digests /dev/null/x": r"/dev/null/x: the digests cannot be written",
-    "--microbatch-size 2 --canonical-replicas 8 --seek-step 1": r"--seek-step is 1; expected .* a round of the 8 lanes",
+    "--microbatch-size 2 --canonical-replicas 8 --seek-step 2": r"--seek-step is 2; expected .* a round of the 8 lanes",
 }
 
 

@@ -73,6 +73,7 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._after = ""  # digest of the data of the state restored
 
     @staticmethod
     def from_recipe(
@@ -299,6 +300,7 @@ class Pipeline:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
+        self._after = read.data
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -432,7 +434,7 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed, self._after)
         return self._stream
 
     def _last(self) -> Account:

@@ -139,7 +139,7 @@ class Matrix:
             length = Run("the length of the data", runs[0].folder.parent / "length", [Leg(1, self._setup.steps)])
             self._total += 1
             self._carry_out([length])
-            self._fill = max(read_ledger(length.ledger).step_digests(self._setup.global_batch), default=-1) + 1
+            self._fill = max(read_ledger(length.ledger).step_digests(self._setup.global_batch), default=0)
         self._carry_out(runs)
 
     def _carry_out(self, runs: Sequence[Run]) -> None:

@@ -59,7 +59,7 @@ def stream(
     ] = None,
     flush_index: FlushIndex = None,
     seek_step: Annotated[
-        int | None, typer.Option("--seek-step", metavar="S", min=0, help="Start at this step instead of the first.")
+        int | None, typer.Option("--seek-step", metavar="S", min=1, help="Start at this step, counted from 1.")
     ] = None,
     checkpoint: Annotated[
         Path | None, typer.Option("--checkpoint", metavar="DIR", help="Write this rank's state after the last step.")
@@ -96,7 +96,7 @@ def stream(
     run = _Run(pipeline, started, per_step)  # opens the data, so that errors show before files are created
     if restore is not None:
         pipeline.restore(read_states(restore))
-    if seek_step:
+    if seek_step is not None:
         lanes = resolve_lanes(
             canonical_replicas or config.canonical_replicas, global_batch=global_batch, dp_degree=dp_degree
         )
@@ -177,11 +177,11 @@ def write_state(folder: Path, rank: int, dp_degree: int, state: Any) -> None:
 
 
 def _seek(pipeline: Pipeline, step: int, global_batch: int | None, microbatches: int, lanes: int) -> None:
-    """Go to a step; without a global batch, a step is one microbatch of every group."""
+    """Go to a step, counted from 1; without a global batch, a step is one microbatch of every group."""
     if global_batch is not None:
-        pipeline.seek(step=step)
-    elif step * microbatches % lanes == 0:
-        pipeline.seek(sequence_number=step * microbatches)
+        pipeline.seek(step=step - 1)
+    elif (step - 1) * microbatches % lanes == 0:
+        pipeline.seek(sequence_number=(step - 1) * microbatches)
     else:
         raise TopologyError(
             f"--seek-step is {step}; expected a microbatch that starts at a round of the {lanes} lanes. Pass "

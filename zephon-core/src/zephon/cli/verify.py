@@ -138,7 +138,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
 
 
 def steps_text(steps: Mapping[int, bytes]) -> str:
-    """ "0-9" for ten steps from the start."""
+    """ "1-10" for ten steps from the start."""
     if not steps:
         return "none"
     low, high = min(steps), max(steps)
@@ -206,11 +206,11 @@ def _verify_recipe(
         killed = sum(len(leg.doomed) for leg in run.legs)
         same = "first" if run is runs[0] else "no" if difference else "yes"
         rows.append([run.title, steps_text(digests), resumed, plural(killed, "rank") if killed else "", same])
-    print_table(console, ["run", "steps", "resumed at step", "killed", "identical"], rows)
+    print_table(console, ["run", "steps", "resumed after step", "killed", "identical"], rows)
     if plot:
         cells = zip(runs, steps, strict=True)
         draw_barcode(
-            plot, [BarcodeRow(run.title, each, [leg.last or 0 for leg in run.legs[:-1]]) for run, each in cells]
+            plot, [BarcodeRow(run.title, each, [(leg.last or 0) + 1 for leg in run.legs[:-1]]) for run, each in cells]
         )
         console.print(f"barcode: {plot}")
     if keep:

@@ -3,21 +3,24 @@
 A rank writes two files, only ever by appending, so that a killed process leaves a readable account:
 
 NAME.ledger
-    A header line of JSON, padded to 512 bytes, then 40 bytes per record: its sequence number (uint64) and the SHA-256
-    of its tokens and document starts (see `SampleBatch.digests`).
+    A header line of JSON, padded to a multiple of 512 bytes, then 40 bytes per record: its sequence number (uint64) and
+    the SHA-256 of its tokens and document starts (see `SampleBatch.digests`).
 NAME.spans
     32 bytes per document, or part of one: sequence number (uint64), place in the record (uint32), index of the dataset
     (uint32), row within the dataset (uint64), first token of the document (uint64).
 
-All numbers are little-endian. A run that was killed and resumed consumes some records twice; both times they must have
-the same digest.
+All numbers are little-endian. Every start of a run writes files of its own. What earlier starts consumed of a lane
+behind the place where a later one begins was rolled back and does not count; as long as the data are the same, records
+consumed twice must have the same digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
+import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -31,21 +34,66 @@ from zephon.batch import SampleBatch
 from zephon.columns.appending import append_whole, new_file
 from zephon.config.topology import Topology
 from zephon.errors import DataError
+from zephon.run.compile import Compiled
 
 __all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
 
-_HEADER_BYTES = 512
+_log = logging.getLogger("zephon")
+_HEADER_UNIT = 512
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
+_NAME = re.compile(r"dp(\d+)-(\d+)-")
 
 
-class _Header(msgspec.Struct):
-    """First line of a ledger: what the ledgers of all ranks of a run agree on."""
+class _Header(msgspec.Struct, kw_only=True):
+    """First line of a ledger; version 1 has none of the fields with defaults.
 
-    zephon_ledger: Literal[1]
+    Attributes:
+        microbatch: records per batch.
+        data, after: digests of what decides the data, of this start and of the state that it goes on from.
+        begun: records of the group used before.
+        time: of the start, in nanoseconds.
+        job: the same for the ranks of one start, of which several may write for one group.
+        entries: of the ledgers of the same group by other jobs at that time.
+    """
+
+    zephon_ledger: Literal[1, 2]
     lanes: int
     global_batch: Annotated[int, msgspec.Meta(gt=0)] | None
+    dp_degree: Annotated[int, msgspec.Meta(gt=0)]
+    dp_group_id: int
     datasets: list[str]
+    microbatch: int = 0
+    data: str | None = None
+    after: str | None = None
+    begun: int | None = None
+    time: int = 0
+    job: str = ""
+    entries: int = 0
+
+    @property
+    def group(self) -> tuple[int, int]:
+        return self.dp_degree, self.dp_group_id
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    """A ledger file: its header, and where its entries begin."""
+
+    path: Path
+    head: _Header
+    offset: int
+
+    @property
+    def entries(self) -> int:
+        """Number of whole entries."""
+        return (self.path.stat().st_size - self.offset) // _RECORD.itemsize
+
+    @property
+    def last(self) -> int:
+        """The record consumed last, or -1."""
+        entries = _entries(self.path, _RECORD, self.offset + max(0, self.entries - 1) * _RECORD.itemsize)
+        return int(entries["sequence"][0]) if len(entries) else -1
 
 
 class LedgerWriter:
@@ -53,18 +101,51 @@ class LedgerWriter:
 
     Args:
         folder: shared by the ranks of a run; made if it does not exist.
-        topology: of the rank.
-        datasets: names by index.
+        compiled: the pipeline.
+        after: digest of the data of the state that the run goes on from.
+        begun: records of the group used before.
+
+    Raises:
+        DataError: the folder cannot be written, or holds the ledger of a run with other data.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], topology: Topology, datasets: Sequence[str]) -> None:
-        group = {"dp_degree": topology.dp_degree, "dp_group_id": topology.dp_group_id}
-        header = {"zephon_ledger": 1, "lanes": topology.lanes, "global_batch": topology.global_batch, **group}
-        line = json.dumps({**header, "datasets": list(datasets)}).encode()
-        if len(line) >= _HEADER_BYTES:
-            line = json.dumps({**header, "datasets": []}).encode()
-        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{time.time_ns()}-{os.getpid()}"
-        self._records = new_file(folder, f"{name}.ledger", "the ledger", line.ljust(_HEADER_BYTES - 1) + b"\n")
+    def __init__(self, folder: str | os.PathLike[str], compiled: Compiled, after: str, begun: int) -> None:
+        topology = compiled.topology
+        head = _Header(
+            zephon_ledger=2,
+            lanes=topology.lanes,
+            global_batch=topology.global_batch,
+            dp_degree=topology.dp_degree,
+            dp_group_id=topology.dp_group_id,
+            datasets=list(compiled.plan.dataset_names),
+            microbatch=compiled.operators.batch.microbatch_size,
+            data=compiled.digest[:16],
+            after=after[:16],
+            begun=begun,
+            time=time.time_ns(),
+            job=_job(),
+        )
+        before = [file for file in _files(folder, topology) if file.head.data]
+        if before and before[-1].head.data not in _linked([*(file.head for file in before), head]):
+            raise DataError(
+                f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
+                "or that of a run which this one goes on from. Name another folder."
+            )
+        others = [file for file in before if file.head.job != head.job]
+        head.entries = sum(file.entries for file in others if file.head.group == head.group)
+        first, last = int(topology.sequence_numbers(begun, 1)[0]), others[-1].last if others else -1
+        if last >= first:
+            _log.warning(
+                "the ledger in %s goes up to record %d, and this run goes on from record %d: what it had consumed "
+                "behind that place counts as rolled back",
+                folder,
+                last,
+                first,
+            )
+        line = msgspec.json.encode(head)
+        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
+        size = -(-(len(line) + 1) // _HEADER_UNIT) * _HEADER_UNIT
+        self._records = new_file(folder, f"{name}.ledger", "the ledger", line.ljust(size - 1) + b"\n")
         self._spans = new_file(folder, f"{name}.spans", "the ledger")
 
     def write(self, batch: SampleBatch) -> None:
@@ -97,27 +178,34 @@ class Ledger:
     Attributes:
         name: for messages.
         lanes: L.
-        global_batch: B, or None.
-        datasets: names by index; empty where they were too long to keep.
+        global_batches: those of the starts of the run, ascending.
+        datasets: names by index.
         sequence: int64[n], ascending, each number once.
         digests: uint8[n, 32].
+        groups: int64[n, 2], data-parallel groups and records per batch (0 if unknown) where it was consumed.
         spans: see the module; sorted by sequence number and place.
     """
 
     name: str
     lanes: int
-    global_batch: int | None
+    global_batches: tuple[int, ...]
     datasets: list[str]
     sequence: np.ndarray
     digests: np.ndarray
+    groups: np.ndarray
     spans: np.ndarray
 
+    @property
+    def global_batch(self) -> int | None:
+        """B, or None where it is unknown or has changed."""
+        return self.global_batches[0] if len(self.global_batches) == 1 else None
+
     def step_digests(self, global_batch: int) -> dict[int, bytes]:
-        """SHA-256 over the digests of the records of every complete step, by its number."""
+        """SHA-256 over the digests of the records of every complete step, by its number, from 1."""
         steps, first, counts = np.unique(self.sequence // global_batch, return_index=True, return_counts=True)
         whole = counts == global_batch
         return {
-            step: hashlib.sha256(self.digests[start : start + global_batch].tobytes()).digest()
+            step + 1: hashlib.sha256(self.digests[start : start + global_batch].tobytes()).digest()
             for step, start in zip(steps[whole].tolist(), first[whole].tolist(), strict=True)
         }
 
@@ -136,51 +224,134 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     """The accounts of all ranks in `folder`, put together.
 
     Raises:
-        DataError: there are none, they are damaged, or they contradict each other.
+        DataError: there are none, they are damaged, of several runs, or they contradict each other.
     """
-    path = Path(folder)
-    heads, records, spans = [], [], []
-    for file in sorted(path.glob("*.ledger")):
-        content = file.read_bytes()
-        if len(content) < _HEADER_BYTES:
+    files = _files(folder)
+    if not files:
+        raise DataError(
+            f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
+        )
+    _check_one_run(folder, files)
+    heads = [file.head for file in files]
+    names = list(dict.fromkeys(name for head in heads for name in head.datasets))
+    # From the last start to the first: the round of each lane from which on a later start has consumed it.
+    until = np.full(heads[0].lanes, np.iinfo(np.int64).max)
+    records, groups, spans = [], [], []
+    of_data: dict[str | None, list[np.ndarray]] = {}
+    for file in reversed(files):
+        head = file.head
+        entries = _entries(file.path, _RECORD, file.offset)
+        of_data.setdefault(head.data, []).append(entries)
+        records.append(entries[_before(until, entries)])
+        groups.append(np.tile([head.dp_degree, head.microbatch], (len(records[-1]), 1)))
+        parts = _entries(file.path.with_suffix(".spans"), _SPAN)
+        parts = parts[_before(until, parts)]
+        if head.datasets:
+            parts["dataset"] = np.array([names.index(name) for name in head.datasets])[parts["dataset"]]
+        spans.append(parts)
+        if head.begun is not None:
+            topology = Topology(head.lanes, *head.group)
+            owned = slice(topology.owned.start, topology.owned.stop)
+            until[owned] = np.minimum(
+                until[owned], [topology.rounds_of_lane(head.begun, lane) for lane in topology.owned]
+            )
+    for same in of_data.values():
+        _check_repeats(folder, np.concatenate(same))
+    entries = np.concatenate(records)
+    sequence, places = np.unique(entries["sequence"], return_index=True)
+    return Ledger(
+        name=str(folder),
+        lanes=heads[0].lanes,
+        global_batches=tuple(sorted({head.global_batch for head in heads if head.global_batch})),
+        datasets=names,
+        sequence=sequence.astype(np.int64),
+        digests=entries["digest"][places],
+        groups=np.concatenate(groups)[places],
+        spans=np.unique(np.concatenate(spans)),
+    )
+
+
+def _files(folder: str | os.PathLike[str], topology: Topology | None = None) -> list[_File]:
+    """The ledger files in a folder in the order of their starts; with a topology, only those for lanes of its group.
+
+    Raises:
+        DataError: one of them is no ledger.
+    """
+    files = []
+    for path in sorted(Path(folder).glob("*.ledger")):
+        if topology and (match := _NAME.match(path.name)):
+            degree, group = int(match[1]), int(match[2])
+            if not group * topology.dp_degree < (topology.dp_group_id + 1) * degree or (
+                not topology.dp_group_id * degree < (group + 1) * topology.dp_degree
+            ):
+                continue
+        with open(path, "rb") as content:
+            line = content.readline()
+        if not line:
             continue  # of a process that was killed before it had consumed anything
         try:
-            heads.append(msgspec.json.decode(content[:_HEADER_BYTES], type=_Header))
+            files.append(_File(path, msgspec.json.decode(line, type=_Header), len(line)))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise DataError(f"{file} is no ledger of this version: its header cannot be read.") from None
-        records.append(_whole_entries(content[_HEADER_BYTES:], _RECORD))
-        other = file.with_suffix(".spans")
-        spans.append(_whole_entries(other.read_bytes() if other.exists() else b"", _SPAN))
-    if not heads:
-        raise DataError(
-            f"{path} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
-        )
-    for key in ("lanes", "global_batch", "datasets"):
-        values = sorted({str(getattr(head, key)) for head in heads})
-        if len(values) > 1:
-            raise DataError(f"{path} holds ledgers of different runs: {key} is {' and '.join(values)}.")
-    entries = np.concatenate(records)
+            raise DataError(f"{path} is no ledger of this version: its header cannot be read.") from None
+    return sorted(files, key=lambda file: file.head.time)
+
+
+def _entries(path: Path, dtype: np.dtype[Any], offset: int = 0) -> np.ndarray:
+    """The entries of a file, of which the last one may be cut short."""
+    if not path.exists():
+        return np.empty(0, dtype)
+    return np.fromfile(path, dtype, (path.stat().st_size - offset) // dtype.itemsize, offset=offset)
+
+
+def _before(until: np.ndarray, entries: np.ndarray) -> np.ndarray:
+    """bool[n]: entries of rounds before `until`, int64[lanes]."""
+    rounds, lane = np.divmod(entries["sequence"].astype(np.int64), len(until))
+    before: np.ndarray = rounds < until[lane]
+    return before
+
+
+def _job() -> str:
+    """What the ranks of one start have in common: the meeting point that torchrun and its like set, or the process."""
+    port = os.environ.get("MASTER_PORT")
+    return f"{os.environ.get('MASTER_ADDR')}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _linked(heads: Sequence[_Header]) -> set[str | None]:
+    """Digests of the data of the last start, and of those that restored states link with it."""
+    pairs = {(head.data, head.after) for head in heads if head.data}
+    linked = {heads[-1].data}
+    for _ in pairs:
+        linked.update(each for pair in pairs if linked.intersection(pair) for each in pair)
+    return linked
+
+
+def _check_one_run(folder: str | os.PathLike[str], files: Sequence[_File]) -> None:
+    """Refuse starts of other lanes, starts that no restored state links, and two jobs in one group at the same time."""
+    last, why = files[-1], ""
+    linked = _linked([file.head for file in files])
+    entries: dict[tuple[int, int], dict[str, int]] = {}
+    for file in files:
+        head, of_group = file.head, entries.setdefault(file.head.group, {})
+        if head.lanes != last.head.lanes:
+            why = f"lanes is {head.lanes} and {last.head.lanes}"
+        elif head.data and head.data not in linked:
+            why = f"{file.path.name} has other data than {last.path.name}, and neither goes on from the other"
+        elif sum(of_group.values()) - of_group.get(head.job, 0) > head.entries:
+            why = f"another job wrote there after {file.path.name} had begun"
+        if why:
+            raise DataError(f"{folder} holds ledgers of different runs: {why}. Give each run a folder of its own.")
+        if head.job:
+            of_group[head.job] = of_group.get(head.job, 0) + file.entries
+
+
+def _check_repeats(folder: str | os.PathLike[str], entries: np.ndarray) -> None:
+    """Refuse records consumed twice with other content."""
     entries = entries[np.argsort(entries["sequence"], kind="stable")]
     twice = np.flatnonzero(entries["sequence"][1:] == entries["sequence"][:-1])
     unequal = (entries["digest"][twice] != entries["digest"][twice + 1]).any(axis=1)
     if unequal.any():
         number = entries["sequence"][twice[unequal][0]]
-        raise DataError(f"{path} contradicts itself: record {number} was consumed twice with different content.")
-    entries = np.delete(entries, twice)
-    return Ledger(
-        name=str(path),
-        lanes=heads[0].lanes,
-        global_batch=heads[0].global_batch,
-        datasets=heads[0].datasets,
-        sequence=entries["sequence"].astype(np.int64),
-        digests=entries["digest"],
-        spans=np.unique(np.concatenate(spans)),
-    )
-
-
-def _whole_entries(content: bytes, dtype: np.dtype[Any]) -> np.ndarray:
-    """The entries of a file whose last one may be cut short."""
-    return np.frombuffer(content, dtype=dtype, count=len(content) // dtype.itemsize)
+        raise DataError(f"{folder} contradicts itself: record {number} was consumed twice with different content.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +359,7 @@ class Difference:
     """Where two runs part.
 
     Attributes:
-        step: number of the step, or None where the global batch is unknown.
+        step: number of the step, from 1, or None where the global batch is unknown or differs.
         lane: the lane.
         sequence: the record.
         text: what differs, for people.
@@ -226,8 +397,8 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
     else:
         what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
-    batch, lane = a.global_batch or b.global_batch, sequence % a.lanes
-    step = sequence // batch if batch else None
+    batches, lane = {*a.global_batches, *b.global_batches}, sequence % a.lanes
+    step = sequence // batches.pop() + 1 if len(batches) == 1 else None
     where = f"lane {lane}" if step is None else f"step {step}, lane {lane}"
     return Difference(step, lane, sequence, f"{where} (record {sequence}): {what}.")
 

@@ -38,6 +38,7 @@ class BatchStream:
         cursor: records of this group used before.
         skipped: ranges of rounds [first, last) to leave out.
         agreed: a cursor at which all groups have said already that there is a step to come.
+        after: digest of the data of the state that the run goes on from; by default its own.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class BatchStream:
         cursor: int,
         skipped: Sequence[tuple[int, int]] = (),
         agreed: int = -1,
+        after: str = "",
     ) -> None:
         topology, options, plan = compiled.topology, compiled.options, compiled.plan
         self.failed = False
@@ -65,7 +67,9 @@ class BatchStream:
         self._agreed = agreed  # so that combine_flag is not called twice for a step
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
         self._log_at = topology.width  # windows
-        self._ledger = LedgerWriter(options.ledger, topology, plan.dataset_names) if options.ledger else None
+        self._ledger = (
+            LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
+        )
         self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
         self._faults = self._fault_report()
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
