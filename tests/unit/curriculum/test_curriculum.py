@@ -158,7 +158,7 @@ def test_the_last_window_is_told_and_logged(tiny_tokenizer, caplog):
     told = pipeline.mixture()
     assert sum(each.window for each in told.values()) == pytest.approx(1)
     assert told["b"].window == pytest.approx(2 / 3, abs=0.1)
-    assert any("mixture: a " in record.message and "last window" in record.message for record in caplog.records)
+    assert any("mixture: a " in record.message and "since the last line" in record.message for record in caplog.records)
 
 
 def test_a_forecast_is_what_the_curriculum_gives(tiny_tokenizer):

@@ -98,13 +98,13 @@ def test_the_ledger_of_a_run_with_other_data_is_refused_at_start_and_when_read(r
         run("run", 2, source=source_of(seed=1), seek=5, groups=groups)
     run("other", 2, source=source_of(seed=1), seek=5, groups=groups)
     shutil.copytree(run.folder / "other", run.folder / "run", dirs_exist_ok=True)
-    with pytest.raises(DataError, match=r"of different runs: dp1-0-\S+ has other data than dp"):
+    with pytest.raises(DataError, match="of different runs: they have other data, and none goes on from the others"):
         read_ledger(run.folder / "run")
 
 
 @pytest.mark.parametrize("same_job", [True, False])
-def test_two_live_jobs_in_one_folder_are_told_apart_from_peers_of_one_group(
-    tmp_path, tiny_tokenizer, monkeypatch, same_job
+def test_of_two_live_jobs_the_one_begun_last_counts_and_it_says_so(
+    tmp_path, tiny_tokenizer, monkeypatch, caplog, same_job
 ):
     base = Pipeline(source_of()).options(ledger=tmp_path).tokenize(tiny_tokenizer).pack_flat(19).batch(2)
     streams = []
@@ -112,13 +112,9 @@ def test_two_live_jobs_in_one_folder_are_told_apart_from_peers_of_one_group(
         monkeypatch.setenv("MASTER_PORT", f"{port}")
         streams.append(iter(base.options()))
         next(streams[-1])
-    assert len(read_ledger(tmp_path).sequence) == 2
+    assert ("goes on from record 0" in caplog.text) != same_job  # ranks of one group, such as tensor-parallel ones
     next(streams[0])
-    if same_job:
-        assert len(read_ledger(tmp_path).sequence) == 2
-    else:
-        with pytest.raises(DataError, match=r"of different runs: another job wrote there after dp1-0-"):
-            read_ledger(tmp_path)
+    assert len(read_ledger(tmp_path).sequence) == 2
 
 
 def test_ledgers_of_the_version_before_are_read_and_gone_on_with(run):

@@ -21,20 +21,24 @@ for batch in pipeline:
     train_step(batch.to_training())
 """
 
-from zephon.batch import SampleBatch
-from zephon.config.recipe import DataRecipe
-from zephon.errors import (
-    CheckpointError,
-    DataError,
-    PipelineError,
-    RecipeError,
-    TokenizerError,
-    TopologyError,
-    WorkerError,
-    ZephonError,
-)
-from zephon.pipeline import Pipeline
-from zephon.run.state import merge_checkpoints
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zephon.batch import SampleBatch
+    from zephon.config.recipe import DataRecipe
+    from zephon.errors import (
+        CheckpointError,
+        DataError,
+        PipelineError,
+        RecipeError,
+        TokenizerError,
+        TopologyError,
+        WorkerError,
+        ZephonError,
+    )
+    from zephon.pipeline import Pipeline
+    from zephon.run.state import merge_checkpoints
 
 __version__ = "0.1.0"
 
@@ -53,3 +57,17 @@ __all__ = [
     "__version__",
     "merge_checkpoints",
 ]
+
+_MODULES = {
+    "DataRecipe": "config.recipe",
+    "Pipeline": "pipeline",
+    "SampleBatch": "batch",
+    "merge_checkpoints": "run.state",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported on first use, so that the command can answer Ctrl-C from its first moment on.
+    if name not in __all__:
+        raise AttributeError(f"module 'zephon' has no attribute {name!r}")
+    return globals().setdefault(name, getattr(import_module(f"zephon.{_MODULES.get(name, 'errors')}"), name))

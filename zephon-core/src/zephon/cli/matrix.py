@@ -113,42 +113,43 @@ class Matrix:
 
     Args:
         setup: what the runs have in common.
-        on_progress: called with the number of rank processes that have ended, and of all.
+
+    Attributes:
+        done, total: rank processes that have ended, and all.
     """
 
-    def __init__(self, setup: Setup, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def __init__(self, setup: Setup) -> None:
         self._setup = setup
-        self._on_progress = on_progress
         self._at_once = default_workers()
         self._slots = threading.Semaphore(self._at_once)
         self._lock = threading.Lock()
         self._processes: set[subprocess.Popen[bytes]] = set()
         self._stopped = threading.Event()
-        self._done = self._total = 0
+        self.done = self.total = 0
         self._fill = 0
 
-    def run(self, runs: Sequence[Run]) -> None:
-        """Carry out `runs`.
+    def run(self, runs: Sequence[Run], tick: Callable[[], None] = lambda: None) -> None:
+        """Carry out `runs`, and call `tick` now and then.
 
         Raises:
             WorkerError: a rank failed; all others are stopped.
         """
-        self._total += sum(leg.dp for run in runs for leg in run.legs)
+        self.total += sum(leg.dp for run in runs for leg in run.legs)
         if self._setup.finite:
             # A run on one rank finds the last step of the data; in the others, each rank fills up to that step.
             length = Run("the length of the data", runs[0].folder.parent / "length", [Leg(1, self._setup.steps)])
-            self._total += 1
-            self._carry_out([length])
+            self.total += 1
+            self._carry_out([length], tick)
             self._fill = max(read_ledger(length.ledger).step_digests(self._setup.global_batch), default=0)
-        self._carry_out(runs)
+        self._carry_out(runs, tick)
 
-    def _carry_out(self, runs: Sequence[Run]) -> None:
+    def _carry_out(self, runs: Sequence[Run], tick: Callable[[], None]) -> None:
         """Each run in a thread, which waits for its ranks."""
         with ThreadPoolExecutor(len(runs)) as pool:
             futures = [pool.submit(self._run, run) for run in runs]
             try:
                 while (state := wait(futures, timeout=0.5, return_when=FIRST_EXCEPTION)).not_done:
-                    self._on_progress(self._done, self._total)
+                    tick()
                     if any(future.exception() for future in state.done):
                         break
             finally:
@@ -211,7 +212,7 @@ class Matrix:
             code = process.wait()
             with self._lock:
                 self._processes.discard(process)
-                self._done += 1
+                self.done += 1
         # Once another rank has failed, all that ends does so because it was stopped: that is not an error of its own.
         if code != (-signal.SIGKILL if rank in leg.doomed else 0) and not self._stopped.is_set():
             lines = output.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -9,7 +9,7 @@ import typer
 
 from zephon.batch import SampleBatch
 from zephon.cli.options import FlushIndex, GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline, tokenizer_path
-from zephon.cli.output import make_console, plural, printable
+from zephon.cli.output import plural, printable
 from zephon.config.recipe import DataRecipe
 from zephon.errors import DataError, PipelineError
 from zephon.tokenizer.tokenizer import Tokenizer as TextTokenizer
@@ -55,11 +55,10 @@ def show(
     pipeline.close()
     if batch is None:
         raise DataError(f"{config.origin}: the data ends before step {step}; name an earlier one.")
-    console = make_console()
     decoder = load_tokenizer(tokenizer_path(tokenizer))
     indices = range(len(batch)) if record is None else [record - first]
     for line in describe_records(batch, indices, pipeline.compiled.topology.lanes, decoder, chars):
-        console.print(line)
+        print(line)
 
 
 def describe_records(

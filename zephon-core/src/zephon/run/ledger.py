@@ -54,7 +54,6 @@ class _Header(msgspec.Struct, kw_only=True):
         begun: records of the group used before.
         time: of the start, in nanoseconds.
         job: the same for the ranks of one start, of which several may write for one group.
-        entries: of the ledgers of the same group by other jobs at that time.
     """
 
     zephon_ledger: Literal[1, 2]
@@ -69,11 +68,6 @@ class _Header(msgspec.Struct, kw_only=True):
     begun: int | None = None
     time: int = 0
     job: str = ""
-    entries: int = 0
-
-    @property
-    def group(self) -> tuple[int, int]:
-        return self.dp_degree, self.dp_group_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +79,8 @@ class _File:
     offset: int
 
     @property
-    def entries(self) -> int:
-        """Number of whole entries."""
-        return (self.path.stat().st_size - self.offset) // _RECORD.itemsize
-
-    @property
-    def last(self) -> int:
-        """The record consumed last, or -1."""
-        entries = _entries(self.path, _RECORD, self.offset + max(0, self.entries - 1) * _RECORD.itemsize)
-        return int(entries["sequence"][0]) if len(entries) else -1
+    def records(self) -> np.ndarray:
+        return _entries(self.path, _RECORD, self.offset)
 
 
 class LedgerWriter:
@@ -131,10 +118,9 @@ class LedgerWriter:
                 f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
                 "or that of a run which this one goes on from. Name another folder."
             )
-        others = [file for file in before if file.head.job != head.job]
-        head.entries = sum(file.entries for file in others if file.head.group == head.group)
-        first, last = int(topology.sequence_numbers(begun, 1)[0]), others[-1].last if others else -1
-        if last >= first:
+        first = int(topology.sequence_numbers(begun, 1)[0])
+        others = [file for file in before if file.head.job != head.job and len(file.records)]
+        if others and (last := int(others[-1].records["sequence"][-1])) >= first:
             _log.warning(
                 "the ledger in %s goes up to record %d, and this run goes on from record %d: what it had consumed "
                 "behind that place counts as rolled back",
@@ -231,8 +217,14 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         raise DataError(
             f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
         )
-    _check_one_run(folder, files)
     heads = [file.head for file in files]
+    linked, lanes = _linked(heads), {head.lanes for head in heads}
+    if len(lanes) > 1 or not linked.issuperset(head.data for head in heads if head.data):
+        raise DataError(
+            f"{folder} holds ledgers of different runs: "
+            + (f"lanes is {lanes}." if len(lanes) > 1 else "they have other data, and none goes on from the others.")
+            + " Give each run a folder of its own."
+        )
     names = list(dict.fromkeys(name for head in heads for name in head.datasets))
     # From the last start to the first: the round of each lane from which on a later start has consumed it.
     until = np.full(heads[0].lanes, np.iinfo(np.int64).max)
@@ -240,7 +232,7 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     of_data: dict[str | None, list[np.ndarray]] = {}
     for file in reversed(files):
         head = file.head
-        entries = _entries(file.path, _RECORD, file.offset)
+        entries = file.records
         of_data.setdefault(head.data, []).append(entries)
         records.append(entries[_before(until, entries)])
         groups.append(np.tile([head.dp_degree, head.microbatch], (len(records[-1]), 1)))
@@ -250,11 +242,9 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             parts["dataset"] = np.array([names.index(name) for name in head.datasets])[parts["dataset"]]
         spans.append(parts)
         if head.begun is not None:
-            topology = Topology(head.lanes, *head.group)
-            owned = slice(topology.owned.start, topology.owned.stop)
-            until[owned] = np.minimum(
-                until[owned], [topology.rounds_of_lane(head.begun, lane) for lane in topology.owned]
-            )
+            topology = Topology(head.lanes, head.dp_degree, head.dp_group_id)
+            first = [topology.rounds_of_lane(head.begun, lane) for lane in topology.owned]
+            until[topology.owned] = np.minimum(until[topology.owned], first)
     for same in of_data.values():
         _check_repeats(folder, np.concatenate(same))
     entries = np.concatenate(records)
@@ -298,9 +288,8 @@ def _files(folder: str | os.PathLike[str], topology: Topology | None = None) -> 
 
 def _entries(path: Path, dtype: np.dtype[Any], offset: int = 0) -> np.ndarray:
     """The entries of a file, of which the last one may be cut short."""
-    if not path.exists():
-        return np.empty(0, dtype)
-    return np.fromfile(path, dtype, (path.stat().st_size - offset) // dtype.itemsize, offset=offset)
+    count = (path.stat().st_size - offset) // dtype.itemsize if path.exists() else 0
+    return np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
 
 
 def _before(until: np.ndarray, entries: np.ndarray) -> np.ndarray:
@@ -323,25 +312,6 @@ def _linked(heads: Sequence[_Header]) -> set[str | None]:
     for _ in pairs:
         linked.update(each for pair in pairs if linked.intersection(pair) for each in pair)
     return linked
-
-
-def _check_one_run(folder: str | os.PathLike[str], files: Sequence[_File]) -> None:
-    """Refuse starts of other lanes, starts that no restored state links, and two jobs in one group at the same time."""
-    last, why = files[-1], ""
-    linked = _linked([file.head for file in files])
-    entries: dict[tuple[int, int], dict[str, int]] = {}
-    for file in files:
-        head, of_group = file.head, entries.setdefault(file.head.group, {})
-        if head.lanes != last.head.lanes:
-            why = f"lanes is {head.lanes} and {last.head.lanes}"
-        elif head.data and head.data not in linked:
-            why = f"{file.path.name} has other data than {last.path.name}, and neither goes on from the other"
-        elif sum(of_group.values()) - of_group.get(head.job, 0) > head.entries:
-            why = f"another job wrote there after {file.path.name} had begun"
-        if why:
-            raise DataError(f"{folder} holds ledgers of different runs: {why}. Give each run a folder of its own.")
-        if head.job:
-            of_group[head.job] = of_group.get(head.job, 0) + file.entries
 
 
 def _check_repeats(folder: str | os.PathLike[str], entries: np.ndarray) -> None:

@@ -23,6 +23,7 @@ __all__ = ["BatchStream"]
 _log = logging.getLogger("zephon")
 _BLOCKS_READY = 2
 _DROPPED_AT_ONCE = 4096
+_MANY_PASSES = 100
 
 
 class BatchStream:
@@ -66,7 +67,10 @@ class BatchStream:
         self._combine = options.combine_flag or bool
         self._agreed = agreed  # so that combine_flag is not called twice for a step
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
-        self._log_at = topology.width  # windows
+        self._log_at = topology.width  # windows made
+        self._log_after: float | None = None  # tokens handed out
+        self._logged = np.zeros_like(self._given)  # tokens by then
+        self._repeating: set[str] = set()
         self._ledger = (
             LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
         )
@@ -114,11 +118,26 @@ class BatchStream:
             raise StopIteration
         self._cursor = self._reached
         self._given += batch.tokens_by_dataset()
-        if self._engine.totals.windows_ended >= self._log_at:
-            # Once all lanes have ended another window, about.
-            self._log_at += self._topology.width
-            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.account())))
+        self._log_mixture()
         return batch
+
+    def _log_mixture(self) -> None:
+        """Log the mixture each time about a window of every lane has been made and handed out."""
+        totals = self._engine.totals
+        if self._log_after is None and totals.windows_ended >= self._log_at:
+            self._log_at += self._topology.width
+            self._log_after = self._logged.sum() + sum(window.sum() for window in totals.windows.values())
+        if self._log_after is None or self._given.sum() < self._log_after:
+            return
+        mixture = mixture_of(self._compiled, self.account())
+        _log.info("mixture: %s", mixture_line(mixture, self._given - self._logged))
+        self._log_after, self._logged = None, self._given.copy()
+        for name, each in mixture.items():
+            if each.passes >= _MANY_PASSES and name not in self._repeating:
+                self._repeating.add(name)
+                _log.warning(
+                    "%s has had %.0f passes; lower its weight, or limit it with max_repeats", name, each.passes
+                )
 
     def account(self) -> Account:
         """The place of the stream after the last batch, and its counts."""
