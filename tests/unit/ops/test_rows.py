@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support import step_digests
@@ -253,6 +254,16 @@ def test_everything_that_is_data_comes_from_the_recipe(tiny_tokenizer, tmp_path)
     text = load_tokenizer(tiny_tokenizer).decode(tokens)
     assert "t30 (30): words 30<|eos|>" in text and "<|bos|>other 7<|eos|>" in text
     assert "<|bos|>t" not in text and "t24 (" not in text
+
+
+def test_a_recipe_decodes_text_in_another_encoding(tmp_path, tiny_tokenizer):
+    table = pa.table({"text": pa.array(["déjà vu".encode("latin-1")] * 8, pa.binary())})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    source = {"name": "a", "path": "rows.parquet", "text_encoding": "latin-1", "special_tokens": "eos"}
+    recipe = DataRecipe.from_dict({"canonical_replicas": 1, "sources": [source]}, base=tmp_path)
+    pipeline = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=31, microbatch_size=1, runner="inline")
+    text = load_tokenizer(tiny_tokenizer).decode(next(iter(pipeline)).tokens.reshape(-1))
+    assert "<|eos|>déjà vu<|eos|>" in text
 
 
 @pytest.mark.parametrize(
