@@ -21,10 +21,9 @@ for batch in pipeline:
     train_step(batch.to_training())
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+import sys
 
-if TYPE_CHECKING:
+try:
     from zephon.batch import SampleBatch
     from zephon.config.recipe import DataRecipe
     from zephon.errors import (
@@ -39,6 +38,10 @@ if TYPE_CHECKING:
     )
     from zephon.pipeline import Pipeline
     from zephon.run.state import merge_checkpoints
+except KeyboardInterrupt:
+    if sys.argv[0] == "-m" or sys.argv[0].endswith("zephon"):  # the command, which takes a moment to start
+        sys.exit(130)
+    raise
 
 __version__ = "0.1.0"
 
@@ -57,17 +60,3 @@ __all__ = [
     "__version__",
     "merge_checkpoints",
 ]
-
-_MODULES = {
-    "DataRecipe": "config.recipe",
-    "Pipeline": "pipeline",
-    "SampleBatch": "batch",
-    "merge_checkpoints": "run.state",
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported on first use, so that the command can answer Ctrl-C from its first moment on.
-    if name not in __all__:
-        raise AttributeError(f"module 'zephon' has no attribute {name!r}")
-    return globals().setdefault(name, getattr(import_module(f"zephon.{_MODULES.get(name, 'errors')}"), name))

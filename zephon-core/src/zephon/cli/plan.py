@@ -12,6 +12,7 @@ import typer
 
 from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline
 from zephon.cli.output import count, print_table
+from zephon.config.keys import Count, check
 from zephon.config.recipe import DataRecipe
 from zephon.errors import RecipeError
 from zephon.pipeline import Pipeline
@@ -97,17 +98,8 @@ def plan(
     pipeline = open_pipeline(
         own, tokenizer, seq_len, 1, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
-    total = steps * global_batch * (seq_len + 1) if steps is not None else _tokens_of(tokens or "")
+    total = steps * global_batch * (seq_len + 1) if steps is not None else int(check(Count, tokens, "--tokens"))
     _report(pipeline, total, max_passes, taken_over=config.continue_from is not None)
-
-
-def _tokens_of(text: str) -> int:
-    from zephon.config.keys import Count, check
-
-    number: int = check(Count, text, "--tokens")
-    if not number:
-        raise RecipeError("--tokens is 0; expected a number above 0.")
-    return number
 
 
 def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bool) -> None:

@@ -141,21 +141,21 @@ def _combine(fill_steps: int | None) -> Callable[[bool], bool]:
     return lambda flag: next(calls) < (fill_steps or 0) or flag
 
 
-def read_states(folder: Path) -> list[Any]:
-    """The states of all ranks that `write_state` left in a folder.
+def read_states(path: Path) -> list[Any]:
+    """The states of all ranks that `write_state` left in a folder, or that in a file.
 
     Raises:
         CheckpointError: states are missing, or one cannot be read.
     """
     states = []
-    for file in sorted(folder.glob("*.json")):
+    for file in [path] if path.is_file() else sorted(path.glob("*.json")):
         try:
             states.append(json.loads(file.read_bytes()))
         except (OSError, ValueError, RecursionError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
             raise CheckpointError(f"{file}: the state cannot be read: {reason}.") from None
     if not states:
-        raise CheckpointError(f"{folder} holds no states; expected a folder with those (*.json) of --checkpoint.")
+        raise CheckpointError(f"{path} holds no states; expected a folder with those (*.json) of --checkpoint.")
     return states
 
 
@@ -228,22 +228,12 @@ class _Run:
         )
         if self._first_after:
             print(f"first batch after {self._first_after:.2f} s, opening the data included")
-        print_table(
-            ["source", "target", "achieved", "tokens", "rows read", "rows skipped", "passes"],
-            [
-                [
-                    name,
-                    f"{each.target:.1%}",
-                    f"{each.achieved:.1%}",
-                    f"{each.given:,}",
-                    f"{each.rows:,}",
-                    f"{each.skipped:,}",
-                    f"{each.passes:.2f}",
-                ]
-                for name, each in self._pipeline.mixture().items()
-            ],
-            right="lrrrrrr",
-        )
+        rows = []
+        for name, each in self._pipeline.mixture().items():
+            counts = f"{each.given:,}", f"{each.rows:,}", f"{each.skipped:,}", f"{each.passes:.2f}"
+            rows.append([name, f"{each.target:.1%}", f"{each.achieved:.1%}", *counts])
+        columns = ["source", "target", "achieved", "tokens", "rows read", "rows skipped", "passes"]
+        print_table(columns, rows, right="lrrrrrr")
         print("(rows are counted when read, ahead of the batches; skipped rows have no text)")
         packing = self._pipeline.packing()
         parts = [f"packing: {packing.efficiency:.2%} of places hold tokens"]

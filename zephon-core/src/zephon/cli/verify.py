@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from zephon.cli.barcode import BarcodeRow, check_plot, draw_barcode
+from zephon.cli.barcode import check_plot, draw_barcode
 from zephon.cli.matrix import Matrix, Run, Setup, plan_runs
 from zephon.cli.options import GLOBAL_BATCH, MICROBATCH, SEQ_LEN, TOKENIZER, Lanes, Runner, open_pipeline
 from zephon.cli.output import LiveLine, plural, print_table
@@ -18,7 +18,7 @@ from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import DataError, PipelineError, RecipeError
 from zephon.run.build import source_of
-from zephon.run.ledger import Ledger, compare, read_ledger
+from zephon.run.ledger import compare, read_ledger
 
 __all__ = ["verify"]
 
@@ -145,7 +145,7 @@ def _verify_ledgers(folders: Sequence[Path], global_batch: int | None, plot: Pat
         rows.append([str(folder), str(ledger.lanes), f"{len(ledger.sequence):,}", steps_text(digests), same])
     print_table(["run", "lanes", "records", f"whole {word}s", "identical"], rows, right="lrr")
     if plot:
-        draw_barcode(plot, [BarcodeRow(str(folder), each) for folder, each in zip(folders, steps, strict=True)])
+        draw_barcode(plot, [(str(folder), each, []) for folder, each in zip(folders, steps, strict=True)])
         print(f"barcode: {plot}")
     for difference in filter(None, differences):
         print(f"different: {difference.text}")
@@ -186,10 +186,8 @@ def _verify_recipe(
         rows.append([run.title, steps_text(digests), resumed, plural(killed, "rank") if killed else "", same])
     print_table(["run", "steps", "resumed after step", "killed", "identical"], rows)
     if plot:
-        cells = zip(runs, steps, strict=True)
-        draw_barcode(
-            plot, [BarcodeRow(run.title, each, [(leg.last or 0) + 1 for leg in run.legs[:-1]]) for run, each in cells]
-        )
+        bars = [[(leg.last or 0) + 1 for leg in run.legs[:-1]] for run in runs]
+        draw_barcode(plot, list(zip([run.title for run in runs], steps, bars, strict=True)))
         print(f"barcode: {plot}")
     if keep:
         print(f"ledgers and states: {keep}")
@@ -209,24 +207,23 @@ def judge(runs: Sequence[Run], global_batch: int) -> tuple[list[dict[int, bytes]
 
     A ledger that contradicts itself, because a rank consumed other data after a resume, is a difference.
     """
-    first: Ledger = read_ledger(runs[0].ledger)
+    first = read_ledger(runs[0].ledger)
     expected = first.step_digests(global_batch)
     steps: list[dict[int, bytes]] = []
     differences: list[str | None] = []
     for run in runs:
+        digests, text = dict[int, bytes](), None
         try:
             ledger = read_ledger(run.ledger)
+            digests, difference = ledger.step_digests(global_batch), compare(first, ledger)
+            if difference:
+                text = difference.text
+            elif missing := expected.keys() - digests.keys():
+                text = f"step {min(missing)} is missing."
+            elif beyond := digests.keys() - expected.keys():
+                text = f"step {min(beyond)} is after the end of {runs[0].title}."
         except DataError as error:
-            steps.append({})
-            differences.append(str(error))
-            continue
-        digests = ledger.step_digests(global_batch)
-        difference = compare(first, ledger)
-        text = difference.text if difference else None
-        if text is None and (missing := sorted(expected.keys() - digests.keys())):
-            text = f"step {missing[0]} is missing."
-        if text is None and (beyond := sorted(digests.keys() - expected.keys())):
-            text = f"step {beyond[0]} is after the end of {runs[0].title}."
+            text = str(error)
         steps.append(digests)
         differences.append(text)
     return steps, differences

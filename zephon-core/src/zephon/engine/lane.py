@@ -114,7 +114,6 @@ class LaneStream:
         # Documents into records.
         self._packer = plan.packer(lane, start, totals.packing)
         self._packer_window = start.window
-        self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
         self._rows_without_tokens = 0  # consecutive
         self._packed_bytes = 0  # of records on their way from the packer to the orderer
         # Records into their final order.
@@ -227,8 +226,6 @@ class LaneStream:
         if item is _Mark.WINDOW_END:
             self._start_jobs(self._packer.flush())
             self._packer_window += 1
-            self._totals.end_window(self._lane, self._window_tokens)
-            self._window_tokens = np.zeros_like(self._window_tokens)
             self._report_window()
             self._packed.append(item)
         elif isinstance(item, _Mark):
@@ -244,7 +241,7 @@ class LaneStream:
         before_start = self._before_start.popleft()
         if block.chunk == start.chunk and len(block.position) and block.position[0] < start.position:
             block = block.from_position(start.position)
-        self._window_tokens += self._totals.add(block)
+        self._totals.add(block)
         kept, dropped = counts.documents - counts.dropped, counts.dropped
         jobs = self._packer.push(block)
         # Faults of rows in records that were used have been logged when those records were packed.

@@ -25,7 +25,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -70,8 +70,7 @@ class _Header(msgspec.Struct, kw_only=True):
     job: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _File:
+class _File(NamedTuple):
     """A ledger file: its header, and where its entries begin."""
 
     path: Path
@@ -121,13 +120,8 @@ class LedgerWriter:
         first = int(topology.sequence_numbers(begun, 1)[0])
         others = [file for file in before if file.head.job != head.job and len(file.records)]
         if others and (last := int(others[-1].records["sequence"][-1])) >= first:
-            _log.warning(
-                "the ledger in %s goes up to record %d, and this run goes on from record %d: what it had consumed "
-                "behind that place counts as rolled back",
-                folder,
-                last,
-                first,
-            )
+            what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
+            _log.warning(f"the ledger in %s {what}", folder, last, first)
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
         size = -(-(len(line) + 1) // _HEADER_UNIT) * _HEADER_UNIT

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -67,9 +68,7 @@ class BatchStream:
         self._combine = options.combine_flag or bool
         self._agreed = agreed  # so that combine_flag is not called twice for a step
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
-        self._log_at = topology.width  # windows made
-        self._log_after: float | None = None  # tokens handed out
-        self._logged = np.zeros_like(self._given)  # tokens by then
+        self._logged = np.zeros_like(self._given)  # tokens by the last line of the log
         self._repeating: set[str] = set()
         self._ledger = (
             LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
@@ -83,6 +82,7 @@ class BatchStream:
             self._windows.write if self._windows else None,
             self._faults.add if self._faults else None,
         )
+        self._window_logged = self._window()
         self._ahead: Ahead | None = None
         if isinstance(self._engine, Engine) and self._engine.looks_ahead:
             self._ahead = Ahead(self._engine, _BLOCKS_READY)
@@ -118,20 +118,20 @@ class BatchStream:
             raise StopIteration
         self._cursor = self._reached
         self._given += batch.tokens_by_dataset()
-        self._log_mixture()
+        if self._window() > self._window_logged:
+            self._log_mixture()
         return batch
 
+    def _window(self) -> int:
+        """The window of the first lane that the records handed out have come to."""
+        lane: Any = next(iter(self._engine.lanes.values()))
+        return int(lane.starts[0].window)
+
     def _log_mixture(self) -> None:
-        """Log the mixture each time about a window of every lane has been made and handed out."""
-        totals = self._engine.totals
-        if self._log_after is None and totals.windows_ended >= self._log_at:
-            self._log_at += self._topology.width
-            self._log_after = self._logged.sum() + sum(window.sum() for window in totals.windows.values())
-        if self._log_after is None or self._given.sum() < self._log_after:
-            return
+        """Log the shares handed out, and sources passed very often."""
         mixture = mixture_of(self._compiled, self.account())
         _log.info("mixture: %s", mixture_line(mixture, self._given - self._logged))
-        self._log_after, self._logged = None, self._given.copy()
+        self._window_logged, self._logged = self._window(), self._given.copy()
         for name, each in mixture.items():
             if each.passes >= _MANY_PASSES and name not in self._repeating:
                 self._repeating.add(name)
