@@ -217,6 +217,12 @@ class Pipeline:
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
         return iter(lambda: next(self._live_stream(), None), None)
 
+    def __len__(self) -> int:
+        raise TypeError("a Pipeline has no length; a DataLoader takes pipeline.torch_dataset() and batch_size=None.")
+
+    def __bool__(self) -> bool:
+        return True
+
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
 

@@ -10,7 +10,10 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command with the arguments of this process, and exit."""
-    sys.stdout, sys.stderr = (stream or open(os.devnull, "w") for stream in (sys.stdout, sys.stderr))  # noqa: SIM115
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115
+        stream.reconfigure(errors="backslashreplace")  # decoded text may hold what the encoding does not
+        setattr(sys, name, stream)
     try:
         from zephon.cli.app import app
 

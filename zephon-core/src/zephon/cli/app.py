@@ -24,10 +24,6 @@ class _Group(TyperGroup):
     """Turns errors into one line on stderr and exit code 2."""
 
     def invoke(self, ctx: Any) -> Any:
-        for each in (sys.stdout, sys.stderr):
-            # Decoded text may hold what the encoding of this stream does not.
-            if hasattr(each, "reconfigure"):
-                each.reconfigure(errors="backslashreplace")
         try:
             return super().invoke(ctx)
         except ZephonError as error:

@@ -36,11 +36,8 @@ def check_plot(path: Path) -> None:
 
 
 def draw_barcode(path: Path, rows: Sequence[tuple[str, Mapping[int, bytes], Sequence[int]]]) -> None:
-    """Draw runs to a file that `check_plot` allows; a cross marks each cell that differs from the first run.
-
-    Args:
-        rows: name, SHA-256 by step, and the steps at which it was resumed, of each run.
-    """
+    """Draw runs (name, SHA-256 by step, steps at which it was resumed) to a file that `check_plot` allows; a cross marks
+    each cell that differs from the first run."""
     from matplotlib.figure import Figure
 
     steps = sorted({step for _, digests, _ in rows for step in digests}) or [0]

@@ -120,17 +120,15 @@ def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bo
         print(f"{name:{width}} |{line}| {shares[0]:.1%} to {shares[-1]:.1%}")
     rows = forecast.rows(total)
     whole = forecast.shares(0, total)
-    over = []
     lines = []
     for name, dataset, read, share in zip(names, compiled.datasets, rows, whole, strict=True):
         passes = read / dataset.catalog.rows
         planned = read * compiled.tokens_per_row[name]
         lines.append([name, f"{share:.1%}", count(planned), f"{round(read):,}", f"{passes:.2f}"])
-        if passes > max_passes:
-            over.append(f"{name} has {passes:.1f} passes")
     print_table(["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
-    for each in over:
-        print(f"warning: {each}, more than {max_passes:g} (--max-passes)")
+    for name, *_, passed in lines:
+        if float(passed) > max_passes:
+            print(f"warning: {name} has {passed} passes, more than {max_passes:g} (--max-passes)")
 
 
 def _mark(share: float, marks: str) -> str:

@@ -103,11 +103,7 @@ def show(
 
 
 def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: Ledger | None) -> list[dict[str, Any]]:
-    """The records of a step as JSON types.
-
-    Raises:
-        DataError: one differs from that in the ledger.
-    """
+    """The records of a step as JSON types; one that differs from that in the ledger is refused."""
     spans, edges, digests = batch.provenance().to_pylist(), batch.block.span_offsets.tolist(), batch.digests
     records = []
     for i, (number, length) in enumerate(zip(batch.sequence_numbers.tolist(), batch.lengths.tolist(), strict=True)):

@@ -33,7 +33,7 @@ from zephon.errors import CheckpointError, DataError, TopologyError
 from zephon.pipeline import Pipeline
 from zephon.run.build import source_of
 
-__all__ = ["microbatches_per_step", "stream"]
+__all__ = ["read_states", "stream"]
 
 
 def stream(
@@ -73,10 +73,16 @@ def stream(
         int | None, typer.Option("--kill-after", min=1, hidden=True, help="Batches until SIGKILL, after --checkpoint.")
     ] = None,
 ) -> None:
-    """Stream training batches, and print speed, mixture and what was left out. Without --global-batch, a step is a
-    batch."""
+    """Stream training batches, and print speed, mixture and what was left out."""
     config = DataRecipe.from_toml(recipe)
-    per_step = 1 if global_batch is None else microbatches_per_step(global_batch, dp_degree, microbatch_size)
+    # Without a global batch, a step is a batch.
+    share = microbatch_size if global_batch is None else global_batch // dp_degree
+    per_step, rest = divmod(share, microbatch_size)
+    if rest:
+        raise TopologyError(
+            f"--microbatch-size is {microbatch_size}; expected a divisor of the {share} records per step of each of "
+            f"{plural(dp_degree, 'group')}: {', '.join(map(str, divisors(share)[-8:]))}."
+        )
     started = time.perf_counter()
     pipeline = open_pipeline(
         config,
@@ -118,21 +124,6 @@ def stream(
         raise
     finally:
         pipeline.close()
-
-
-def microbatches_per_step(global_batch: int, dp_degree: int, microbatch_size: int) -> int:
-    """Microbatches per step of one group.
-
-    Raises:
-        TopologyError: the group's share of a global batch is not made of whole microbatches.
-    """
-    share = global_batch // dp_degree
-    if share % microbatch_size:
-        raise TopologyError(
-            f"--microbatch-size is {microbatch_size}; expected a divisor of the {share} records per step of each of "
-            f"{plural(dp_degree, 'group')}: {', '.join(map(str, divisors(share)[-8:]))}."
-        )
-    return share // microbatch_size
 
 
 def _combine(fill_steps: int | None) -> Callable[[bool], bool]:

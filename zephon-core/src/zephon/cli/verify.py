@@ -55,7 +55,7 @@ def verify(
 
     Exits with 1 if runs differ, and names the first difference. Steps count from 1.
     """
-    options = dict(locals())
+    options = {f"--{name.replace('_', '-')}": value for name, value in locals().items()}
     for path in targets:
         if not path.exists():
             raise DataError(f"{path} does not exist; expected a recipe (TOML), or ledger folders.")
@@ -65,8 +65,8 @@ def verify(
         if len(targets) == 1:
             raise DataError(f"1 ledger folder is given, {targets[0]}; expected those of two runs or more.")
         for name, value in options.items():
-            if value is not None and name not in ("targets", "global_batch", "plot"):
-                raise PipelineError(f"{_option(name)} applies to a recipe, not to ledger folders; leave it out.")
+            if value is not None and name not in ("--targets", "--global-batch", "--plot"):
+                raise PipelineError(f"{name} applies to a recipe, not to ledger folders; leave it out.")
         identical = _verify_ledgers(targets, global_batch, plot)
     else:
         if len(targets) > 1:
@@ -74,8 +74,8 @@ def verify(
                 f"{len(targets)} paths are given, some of them files; expected one recipe, or ledger folders only."
             )
         if tokenizer is None or seq_len is None or global_batch is None or dp is None:
-            needed = ("tokenizer", "seq_len", "global_batch", "dp")
-            missing = ", ".join(_option(name) for name in needed if options[name] is None)
+            needed = ("--tokenizer", "--seq-len", "--global-batch", "--dp")
+            missing = ", ".join(name for name in needed if options[name] is None)
             raise PipelineError(f"{missing} must be set to verify a recipe.")
         recipe, degrees = DataRecipe.from_toml(targets[0]), parse_numbers(dp, "--dp")
         resumes = sorted(parse_numbers(resume_at, "--resume-at")) if resume_at else []
@@ -105,10 +105,6 @@ def verify(
         identical = _verify_recipe(setup, degrees, resumes, plot, keep)
     if not identical:
         raise typer.Exit(1)
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
 
 
 def parse_numbers(text: str, option: str) -> list[int]:

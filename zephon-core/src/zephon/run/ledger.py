@@ -39,7 +39,6 @@ from zephon.run.compile import Compiled
 __all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
 
 _log = logging.getLogger("zephon")
-_HEADER_UNIT = 512
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
 _NAME = re.compile(r"dp(\d+)-(\d+)-")
@@ -124,8 +123,8 @@ class LedgerWriter:
             _log.warning(f"the ledger in %s {what}", folder, last, first)
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
-        size = -(-(len(line) + 1) // _HEADER_UNIT) * _HEADER_UNIT
-        self._records = new_file(folder, f"{name}.ledger", "the ledger", line.ljust(size - 1) + b"\n")
+        line += b" " * (-(len(line) + 1) % 512) + b"\n"
+        self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
         self._spans = new_file(folder, f"{name}.spans", "the ledger")
 
     def write(self, batch: SampleBatch) -> None:
@@ -156,8 +155,6 @@ class Ledger:
     """What all ranks of a run consumed.
 
     Attributes:
-        name: for messages.
-        lanes: L.
         global_batches: those of the starts of the run, ascending.
         datasets: names by index.
         sequence: int64[n], ascending, each number once.
@@ -212,12 +209,11 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
         )
     heads = [file.head for file in files]
-    linked, lanes = _linked(heads), {head.lanes for head in heads}
-    if len(lanes) > 1 or not linked.issuperset(head.data for head in heads if head.data):
+    other_lanes = len({head.lanes for head in heads}) > 1
+    if other_lanes or not _linked(heads).issuperset(head.data for head in heads if head.data):
         raise DataError(
-            f"{folder} holds ledgers of different runs: "
-            + (f"lanes is {lanes}." if len(lanes) > 1 else "they have other data, and none goes on from the others.")
-            + " Give each run a folder of its own."
+            f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
+            "folder of its own."
         )
     names = list(dict.fromkeys(name for head in heads for name in head.datasets))
     # From the last start to the first: the round of each lane from which on a later start has consumed it.
@@ -320,18 +316,11 @@ def _check_repeats(folder: str | os.PathLike[str], entries: np.ndarray) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs part.
-
-    Attributes:
-        step: number of the step, from 1, or None where the global batch is unknown or differs.
-        lane: the lane.
-        sequence: the record.
-        text: what differs, for people.
-    """
+    """Where two runs part; `step` counts from 1, and is None where the global batch is unknown or differs."""
 
     step: int | None
     lane: int
-    sequence: int
+    sequence: int  # of the record
     text: str
 
 
