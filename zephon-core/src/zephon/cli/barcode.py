@@ -36,7 +36,7 @@ def check_plot(path: Path) -> None:
 
 
 def draw_barcode(path: Path, rows: Sequence[tuple[str, Mapping[int, bytes], Sequence[int]]]) -> None:
-    """Draw runs (name, SHA-256 by step, steps at which it was resumed) to a file that `check_plot` allows; a cross marks
+    """Draw runs (name, SHA-256 by step, steps where it was resumed) to a file that `check_plot` allows; a cross marks
     each cell that differs from the first run."""
     from matplotlib.figure import Figure
 
