@@ -255,7 +255,7 @@ class Curriculum:
                 datasets.append(np.full(some, d, dtype=np.int32))
                 keys.append(keys_of(d, wanted, nth, jitter))
                 if some < count:
-                    known = min(known, int(keys_of(d, wanted, np.array([some], dtype=np.uint64), np.uint64(0))[0]))
+                    known = min(known, int(keys_of(d, wanted, np.array([some], dtype=np.uint64), 0)[0]))
             # Keys have 32 bits and chunks far fewer rows than 2**32: sorting both as one number is three times as fast
             # as a stable argsort, and gives the same order.
             place = np.concatenate(keys) << np.uint64(32) | np.arange(sum(map(len, keys)), dtype=np.uint64)
