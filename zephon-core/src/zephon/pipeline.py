@@ -73,6 +73,7 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._history = ""  # as in `RunState`
 
     @staticmethod
     def from_recipe(
@@ -198,7 +199,7 @@ class Pipeline:
     def compiled(self) -> Compiled:
         """The pipeline made ready: opened datasets, loaded tokenizer, measured ratios and the plan."""
         if self._compiled is None:
-            self._compiled = self._compiled_with(self._ratios, self._earlier)
+            self._compiled = self._compiled_with(self._ratios, self._earlier, self._history)
             self._ratios = self._compiled.tokens_per_row
             _log.info("pipeline ready\n%s", explain(self._compiled))
         return self._compiled
@@ -268,6 +269,9 @@ class Pipeline:
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
         lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
 
+        An accepted change that makes other records of the same rows takes each lane back to the last place where it can
+        be entered: no row is lost, and rows used since come again.
+
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
             allow_changes: names of changes to accept although the data will differ.
@@ -280,9 +284,12 @@ class Pipeline:
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
-        earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
-        compiled = self._compiled_with(ratios, earlier)
-        check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
+        earlier, ratios = read.earlier, read.tokens_per_row
+        theirs = read.fingerprint
+        if takes_over:
+            read, earlier, ratios = self._take_over(read, allow, remedy)
+        compiled = self._compiled_with(ratios, earlier, read.history)
+        check_allowed(allow, [theirs, compiled.fingerprint], remedy)
         if not takes_over:
             accepted = check_fingerprint(
                 read.fingerprint,
@@ -290,15 +297,22 @@ class Pipeline:
                 allow=allow,
                 where="the state was taken with other data",
                 remedy=remedy,
+                cost=f"No row is lost then; the rows of {read.repeated:,} records, used since lanes could be entered, "
+                "come again. ",
                 explain=compiled.describe_growth,
             )
             for change in accepted:
                 _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
+            if not all(change.is_exact for change in accepted):
+                _log.warning("the rows of %d records, used since lanes could be entered, come again.", read.repeated)
+                read = read.with_other_tokens(compiled.plan)
+                compiled = replace(compiled, history=read.history)
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
-        self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
+        self._compiled, self._ratios = compiled, compiled.tokens_per_row
+        self._earlier, self._history = compiled.earlier, compiled.history
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -313,14 +327,17 @@ class Pipeline:
             step: number of the step, from 0; needs the option `global_batch`.
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
 
-        A run that went on over a change accepted by `allow_changes` cannot be entered this way: what lies before the
-        change is made of other data. Restore one of its states.
-
         Raises:
             PipelineError: the place is not one where all groups can start.
-            CheckpointError: the flush index belongs to other data.
+            CheckpointError: the flush index belongs to other data; or the run went on over a change that made other
+                records of its rows, so that it can be entered at its states alone.
         """
         compiled = self.compiled
+        if compiled.history:
+            raise CheckpointError(
+                "seek counts records from the start of the run, and this one went on over a change that made other "
+                "records of its rows (allow_changes); restore one of its states."
+            )
         topology = compiled.topology
         if step is not None and sequence_number is None:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
@@ -336,7 +353,9 @@ class Pipeline:
             raise PipelineError("seek needs either step or sequence_number.")
         starts = self._beginning()
         if self._options.flush_index is not None:
-            index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
+            index = FlushIndex(
+                self._options.flush_index, compiled.digest, compiled.lane_history, compiled.plan.first_start
+            )
             starts = {lane: index.start(lane, rounds) for lane in topology.owned}
         self._move(starts, rounds * topology.width)
         return self
@@ -389,8 +408,8 @@ class Pipeline:
 
     def _take_over(
         self, read: RunState, allow: Collection[str], remedy: str
-    ) -> tuple[tuple[Earlier, ...], dict[str, float]]:
-        """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+    ) -> tuple[RunState, tuple[Earlier, ...], dict[str, float]]:
+        """The state, where lanes are cut for this run to take over from its run, and the ratios that stay known."""
         source = self._source.continues
         assert source is not None
         before = Pipeline(source)
@@ -414,7 +433,8 @@ class Pipeline:
             )
         earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
         before.close()
-        return earlier, compiled.tokens_per_row if same_unit else {}
+        state = compiled.state(*before._place(), before._skipped)
+        return state, earlier, compiled.tokens_per_row if same_unit else {}
 
     def _rounds_per_step(self) -> int:
         rounds = self.compiled.topology.rounds_per_step
@@ -457,14 +477,15 @@ class Pipeline:
         self.close()
         self._account = Account.at(starts, cursor, len(self._source.datasets))
 
-    def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier]) -> Compiled:
+    def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], history: str) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
         if ratios is not None:
             ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
         now = self._compiled
         if now is not None and ratios == now.tokens_per_row and tuple(earlier) == now.earlier:
-            return now
-        return compile_pipeline(self._source, Operators.from_list(self._operators), self._options, ratios, earlier)
+            return replace(now, history=history)
+        operators = Operators.from_list(self._operators)
+        return replace(compile_pipeline(self._source, operators, self._options, ratios, earlier), history=history)
 
     def _with(self, kind: Any, *args: Any, **options: Any) -> Pipeline:
         """This pipeline and an operator of a kind; options that it does not have are refused."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -63,6 +64,7 @@ class Compiled:
         special: ids of BOS and EOS, or None.
         tokens_per_row: by dataset name.
         earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
+        history: as in `RunState`.
         fingerprint: everything that decides the data, by name, as JSON types.
         workers: threads by kind of work.
         contents: by dataset name.
@@ -83,14 +85,20 @@ class Compiled:
     workers: dict[str, int]
     plan: Plan
     findings: tuple[str, ...]
+    history: str = ""
 
     @property
     def digest(self) -> str:
-        """One SHA-256 over the fingerprint and the measured ratios."""
-        text = json.dumps(
-            [self.fingerprint, self.tokens_per_row, *(run.tokens_per_row for run in self.earlier)], sort_keys=True
-        )
-        return hashlib.sha256(text.encode()).hexdigest()
+        """One SHA-256 over the fingerprint, the measured ratios and the history."""
+        ratios = (run.tokens_per_row for run in self.earlier)
+        parts = [self.fingerprint, self.tokens_per_row, *ratios, *([self.history] if self.history else [])]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def lane_history(self) -> dict[int, int]:
+        """For each owned lane, a number for the places where it was taken over; 0 for none."""
+        cuts = {lane: [run.cuts[lane] for run in self.earlier] for lane in self.topology.owned}
+        return {lane: zlib.crc32(json.dumps(each).encode()) if each else 0 for lane, each in cuts.items()}
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -133,6 +141,7 @@ class Compiled:
             dp_group_id=self.topology.dp_group_id,
             skipped=skipped,
             earlier=self.earlier,
+            history=self.history,
         )
 
     def describe_growth(self, field: str, before: Any) -> str:

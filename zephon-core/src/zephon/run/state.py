@@ -20,7 +20,9 @@ from msgspec import Meta
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import Limit
 from zephon.config.topology import Topology
+from zephon.engine.plan import Plan
 from zephon.errors import CheckpointError
+from zephon.ops.stateful import StatefulTransform
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
 __all__ = ["Earlier", "RunState", "join_ranges", "merge_checkpoints", "merge_for_group", "read_states"]
@@ -31,6 +33,7 @@ SCHEMA_VERSION = 1
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Range = tuple[_Count, _Count]
 _Ratios = dict[str, Annotated[float, Meta(gt=0, le=sys.float_info.max)]]
+_STATEFUL = f"{StatefulTransform.kind} "
 _T = TypeVar("_T")
 
 
@@ -67,6 +70,7 @@ class RunState:
         dp_degree, dp_group_id: of the group that took the state; dp_degree is 0 where states were merged.
         skipped: ranges of rounds [first, last) that the run leaves out, ascending.
         earlier: the runs that this one took over from, the earliest first.
+        history: digest of the data before changes that were accepted and made other records of them; "" where none was.
     """
 
     fingerprint: dict[str, Any]
@@ -79,13 +83,15 @@ class RunState:
     dp_group_id: _Count
     skipped: tuple[_Range, ...]
     earlier: tuple[Earlier, ...] = ()
+    history: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, with a checksum over all of them."""
         lanes = {lane: start.as_list() for lane, start in sorted(self.lanes.items())}
         content = {"zephon": SCHEMA_VERSION, **self.__dict__, "lanes": lanes}
-        if not self.earlier:
-            del content["earlier"]
+        for name in ("earlier", "history"):  # which most states do not have
+            if not content[name]:
+                del content[name]
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
         return {**plain, "checksum": checksum(plain)}
 
@@ -152,6 +158,36 @@ class RunState:
             )
         return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
 
+    @property
+    def repeated(self) -> int:
+        """Records, about, whose rows come again where lanes go back to where they can be entered."""
+        skipped = sum(sum(start.skips) for start in self.lanes.values()) // (self.fingerprint.get("seq_len", 0) + 1)
+        return skipped + sum(self.rounds - start.records_before for start in self.lanes.values())
+
+    def with_other_tokens(self, plan: Plan) -> RunState:
+        """The state for a plan that makes other records of the same rows: lanes go back to where they can be entered.
+
+        Raises:
+            CheckpointError: it was taken inside a round.
+        """
+        if self.extra:
+            raise CheckpointError(
+                f"the state was taken inside a round ({self.extra} records after round {self.rounds}), where a change "
+                "that makes other records cannot be accepted; take one at a step end."
+            )
+        # Places behind a stateful transform are no rows, so there a lane begins with the window.
+        operators = self.fingerprint.get("row_operators", ())
+        by_window = plan.stateful or any(str(each).startswith(_STATEFUL) for each in operators)
+        skips = (0,) * len(plan.first_start.skips)
+        lanes = {}
+        for lane, start in self.lanes.items():
+            window = plan.window_at(start.chunk)
+            chunk, position = (plan.window_first(window), 0) if by_window else (start.chunk, start.position)
+            token = chunk << 32 | position if skips else 0
+            lanes[lane] = LaneStart(window, self.rounds, chunk, position, token, start.buffer, skips)
+        history = checksum({"before": self.history, "data": self.fingerprint, "rounds": self.rounds})
+        return replace(self, lanes=lanes, history=history)
+
     def skips_of(self, start: LaneStart, datasets: Collection[str]) -> LaneStart:
         """A start with the skips, one per dataset by name, of these datasets."""
         skips = dict(zip(sorted(self.tokens_per_row), start.skips, strict=True)) if start.skips else {}
@@ -201,12 +237,14 @@ def _merged(states: Sequence[RunState]) -> RunState:
     first = states[0]
     groups = {(state.dp_degree, state.dp_group_id, state.extra) for state in states}
     for nth, other in enumerate(states[1:], start=2):
-        check_fingerprint(first.fingerprint, other.fingerprint, where=f"state {nth} is not of the same run as state 1")
+        where = f"state {nth} is not of the same run as state 1"
+        check_fingerprint(first.fingerprint, other.fingerprint, where=where, remedy="")
         for name, value in (
             ("number of lanes", lambda state: state.lanes_total),
             ("tokens per row", lambda state: state.tokens_per_row),
             ("skipped rounds", lambda state: state.skipped),
             ("tokens per row of the runs taken over", lambda state: [run.tokens_per_row for run in state.earlier]),
+            ("history", lambda state: state.history),
             ("number of rounds used", lambda state: state.rounds),
         ):
             if (a := value(first)) != (b := value(other)):

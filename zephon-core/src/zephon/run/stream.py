@@ -66,7 +66,11 @@ class BatchStream:
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
         self._log_at = topology.width  # windows
         self._ledger = LedgerWriter(options.ledger, topology, plan.dataset_names) if options.ledger else None
-        self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
+        self._windows = (
+            FlushIndexWriter(options.flush_index, compiled.digest, compiled.lane_history)
+            if options.flush_index
+            else None
+        )
         self._faults = self._fault_report()
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, passed = divmod(cursor, topology.width)
