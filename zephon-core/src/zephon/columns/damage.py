@@ -41,6 +41,11 @@ _FAULT_TYPE = pa.struct(
 )
 
 
+_NOT_DAMAGE = (
+    MemoryError, NotImplementedError, AttributeError, TypeError, NameError, ImportError, AssertionError,
+)  # fmt: skip
+
+
 class Damaged(DataError):
     """Bytes that cannot be decoded, on any machine and at any retry.
 
@@ -81,8 +86,8 @@ class LostShard(NamedTuple):
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether a decoding error is due to the bytes, not to the machine that reads them."""
-    if isinstance(error, MemoryError):
+    """Whether a decoding error is due to the bytes, not to the machine, the program or what libraries can read."""
+    if isinstance(error, _NOT_DAMAGE) and not isinstance(error, pa.ArrowTypeError):
         return False
     # Arrow also raises OSError for bytes that it cannot decode, but without an errno.
     return not isinstance(error, OSError) or error.errno in (None, errno.EINVAL)

@@ -15,10 +15,12 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, rescued, shown_value
 from zephon.columns.template import fill_in, template_of
 from zephon.errors import DataError
@@ -73,8 +75,18 @@ def check_columns(
         count = len(schema.get_all_field_indices(name))
         if count > 1:
             raise DataError(f"'{path}' has {count} columns named '{name}'; expected one. Rename them")
-        if count == 0 and name in needed and _find(schema, name) is None:
-            raise missing_column(name, schema.names, path)
+        found = _find(schema, name)
+        if found is None:
+            if name in needed:
+                raise missing_column(name, schema.names, path)
+            continue
+        try:
+            _as_sound(pa.nulls(1, found[2]), sound_type(found[2])).take(int64_array(np.zeros(1)))
+        except pa.ArrowNotImplementedError as error:
+            raise DataError(
+                f"column '{name}' of '{path}' has the type {found[2]}; expected one of which pyarrow {pa.__version__} "
+                f"can pick rows ({_reason(error)}). Write the column with another type, or do not ask for it"
+            ) from error
     if text_column is None or text_column not in columns:
         return
     in_template = template_of(text_column) is not None
@@ -164,7 +176,7 @@ def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, firs
             if kind != field.type:
                 try:
                     part = part.set_column(i, field.name, part.column(i).cast(kind))
-                except pa.ArrowException as error:
+                except pa.ArrowInvalid as error:
                     raise Damaged(
                         f"column '{field.name}' of '{path}', rows from {at} on, has the type {field.type} where other "
                         f"files have {kind}, and does not fit ({_reason(error)}); write the files with one type"
@@ -274,7 +286,7 @@ def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.Chunked
     if fields:
         try:
             column.validate(full=True)  # before anything looks into it
-        except pa.ArrowException as error:
+        except pa.ArrowInvalid as error:
             raise Damaged(
                 f"column '{top}' of '{path}', rows from {first_row} on, is damaged ({_reason(error)}); restore the file"
             ) from error
@@ -288,23 +300,51 @@ def _sound(column: pa.ChunkedArray, name: str, is_text: bool, path: str, first_r
     for chunk in column.chunks:
         try:
             chunk.validate(full=True)
-            chunks.append(chunk.cast(kind))  # checks UTF-8 when it comes from binary
+            chunks.append(_as_sound(chunk, kind))  # checks UTF-8 when it comes from binary
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise _unsound(chunk, name, path, first_row, error) from error
         first_row += len(chunk)
     return chunks[0] if len(chunks) == 1 else pa.chunked_array(chunks, kind).combine_chunks()
 
 
+def _as_sound(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
+    if types.is_dictionary(array.type):  # of views none can be picked, as decoding does
+        array = array.cast(_with_large_text(array.type))
+    return array.cast(kind)
+
+
 def sound_type(kind: pa.DataType) -> pa.DataType:
     """The type in which `sound_table` gives a column."""
     if isinstance(kind, pa.BaseExtensionType):
         return sound_type(kind.storage_type)
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return sound_type(kind.value_type)
+    return _with_large_text(kind)
+
+
+def _with_large_text(kind: pa.DataType) -> pa.DataType:
+    """`kind` with `large_string` and `large_binary` for all text and binary, however deep inside of it.
+
+    Arrow can neither pick rows of views nor hold more than 2 GiB of the short types.
+    """
     if types.is_string(kind) or types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary(kind) or types.is_binary_view(kind):
         return pa.large_binary()
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _with_large_text(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_with_large_text(field.type)) for field in kind])
+    if types.is_map(kind):
+        key, item = (field.with_type(_with_large_text(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, kind.keys_sorted)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inside = kind.value_field.with_type(_with_large_text(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(inside, kind.list_size)
+        return pa.large_list(inside) if types.is_large_list(kind) else pa.list_(inside)
     return kind
 
 

@@ -114,7 +114,7 @@ class Dataset:
     def columns(
         self, index_dir: Path | None = None, *, skips: bool = False, spans: Spans | None = None
     ) -> dict[str, str | None]:
-        """The columns of the first file, by name, before anything is opened.
+        """The columns of the first file that has any, by name, before anything is opened.
 
         JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
         text, for what is nested or mixed), by the first rows of the first file. Elsewhere it is None.
@@ -134,14 +134,16 @@ class Dataset:
         first: Damaged | None = None
         for number in range(len(listing.names)):
             try:
-                return fmt.columns_of(listing.file(number, spans))
+                columns = fmt.columns_of(listing.file(number, spans))
             except Damaged as error:
                 if not skips:
                     raise
-                rest: dict[str, str | None] = error.rest() if error.rest is not None else {}
-                if rest:
-                    return rest
+                columns = error.rest() if error.rest is not None else {}
                 first = first or error
+            if columns:
+                return columns
+        if first is None:
+            return {}
         raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
 
     def open(

@@ -101,7 +101,7 @@ class StoredFile:
             return pa.PythonFile(_RangeFile(self, ranges), mode="r")
         try:
             file = pa.OSFile(self.path, "rb")
-            now = os.fstat(file.fileno())
+            now = os.stat(self.path)
         except OSError as error:
             raise DataError(f"cannot open '{self.path}': {_reason(error)}; make it readable and start again") from error
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):

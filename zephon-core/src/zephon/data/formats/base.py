@@ -185,10 +185,15 @@ class Format:
         """
         with corrupt_data_errors(file, self.name):
             shard = self.open_shard(file)
-            check_columns(shard.schema, [size_column], size_column if is_text else None, file.path)
-            digest, groups = shard.scan(size_column)
+            text_column = size_column if is_text else None
+            if shard.schema.names:
+                check_columns(shard.schema, [size_column], text_column, file.path)
             columns = {field.name: _type_name(field.type) for field in with_paths(shard.schema, size_column)}
-            return ShardScan(digest, columns, groups)
+            digest, groups = shard.scan(size_column)
+            found = ShardScan(digest, columns, groups)
+            if not columns and len(found.groups):  # without rows it is an empty frame, whose columns nobody has named
+                check_columns(shard.schema, [size_column], text_column, file.path)
+            return found
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         """The top-level columns of a file, and for formats that have no types of their own what to read each as."""
@@ -254,10 +259,10 @@ def _type_name(kind: pa.DataType) -> str:
 
 @contextmanager
 def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator[None]:
-    """Turns whatever a decoding library raises over a damaged file into one `DataError` that names the file.
+    """Turns whatever a decoding library raises over a file into one `DataError` that names the file.
 
     Damaged bytes make libraries raise almost anything (Arrow errors, OSError, KeyError, OverflowError), hence the
-    broad net; it is cast only around calls that decode foreign bytes. It is a `Damaged` unless the machine failed.
+    broad net; it is cast only around calls that decode foreign bytes. It is a `Damaged` where the bytes are at fault.
     """
     try:
         yield
@@ -266,11 +271,19 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
     except Exception as error:
         lines = str(error).splitlines()
         reason = " ".join((lines[0] if lines else type(error).__name__).split()).rstrip(". ")
-        kind = Damaged if is_damage(error) else DataError
-        raise kind(
-            f"'{file.path}'{where} cannot be read as {fmt} ({reason}): the file is truncated, damaged or of another "
-            "format, so restore it or leave it out"
-        ) from error
+        what = f"'{file.path}'{where} cannot be read as {fmt} ({reason})"
+        if is_damage(error):
+            remedy = "the file is truncated, damaged or of another format, so restore it or leave it out"
+            raise Damaged(f"{what}: {remedy}") from error
+        if isinstance(error, NotImplementedError):
+            remedy = f"pyarrow {pa.__version__} has no support for that, so write the file in another way or update it"
+        elif isinstance(error, OSError | MemoryError):
+            remedy = "the machine failed, not the file, so repair that and start again"
+        else:
+            remedy = (
+                f"{type(error).__name__} is an error of the program, not of the file, so check the libraries' versions"
+            )
+        raise DataError(f"{what}: {remedy}") from error
 
 
 def run_bounds(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

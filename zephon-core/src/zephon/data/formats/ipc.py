@@ -1,11 +1,11 @@
 """Arrow IPC, file and stream format: a group is a record batch, its offset and length are those of its message.
 
-Both formats are a run of messages, each a small flatbuffer and a body; the file format only adds marks and a footer.
-A scan hops from message to message and reads no column data. A batch is decoded by Arrow from a stream in memory: the
-schema, the dictionaries before it, the batch, of which only the bytes of the wanted columns are fetched; the rest stays
-untouched memory. Arrow's own reader selects columns by range too, but only in files with a footer, and says of no
-message where it lies, how long its columns are or what it holds, which catalogs need; hence the few lines at the end
-of this module. Layout: https://arrow.apache.org/docs/format/Columnar.html.
+Both formats are a run of messages, each a small flatbuffer and a body. The file format adds a footer, which has the
+schema and says where the messages lie; what else is between them does not matter. A scan hops from message to message
+and reads no column data. A batch is decoded by Arrow from a stream in memory: the schema, the dictionaries, the batch,
+of which only the bytes of the wanted columns are fetched; the rest stays untouched memory. Arrow's own reader selects
+columns by range too, but only in files with a footer, and says of no message where it lies, how long its columns are or
+what it holds, which catalogs need; hence the few lines at the end of this module. Layout: https://arrow.apache.org/docs/format/Columnar.html.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyarrow import types
@@ -29,7 +30,7 @@ __all__ = ["IpcShard"]
 
 _FILE_MARK = b"ARROW1"
 _CONTINUATION = b"\xff\xff\xff\xff"
-_DICTIONARY, _BATCH = 2, 3  # flatbuffer enum MessageHeader
+_SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # flatbuffer enum MessageHeader
 # Read at the start of each message: its metadata, nearly always, and a sample of its data for the digest.
 _HEAD_BYTES = 4096
 # Columns point into the buffer of their whole batch and keep it alive, though the cache counts the columns alone.
@@ -46,12 +47,23 @@ class IpcShard(Shard):
         super().__init__(file)
         self._start, self._end = start, file.size if end is None else end
         with file.open() as handle:
-            first = next(self._messages(handle))
-            self._prelude = handle.read_at(first.end - first.start, first.start)
+            self._footer, start = self._read_footer(handle)
+            first = None
+            with suppress(ValueError, struct.error):
+                message = _message_at(handle, start, self._end)
+                first = message if message is not None and message.kind == _SCHEMA else None
+            if self._footer is not None:
+                # The footer decides. Polars, for one, has no such message before the batches.
+                self._described = first.head if first is not None else self._footer.content
+                self._prelude = _schema_message(self._footer.content)
+            elif first is not None:
+                self._described, self._prelude = first.head, handle.read_at(first.end - start, start)
+            else:
+                raise ValueError("it does not begin with the schema of an Arrow stream")
         self.schema = pa.ipc.read_schema(pa.py_buffer(self._prelude))
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
-        digest, groups = hashlib.sha256(), []
+        digest, groups = hashlib.sha256(self._described), []
         sized = top_level([size_column], self.schema.names)
         with self.file.open() as handle:
             for message in self._messages(handle):
@@ -82,20 +94,26 @@ class IpcShard(Shard):
         return pa.table([pa.concat_arrays([column, column[:0]]) for column in columns], names=table.column_names)
 
     def _messages(self, handle: Any) -> Iterator[_Message]:
-        """All messages. What is cut short shows: a file ends with a footer, a stream must end with its end mark."""
-        start, end, listed = self._bounds(handle)
-        batches = 0
-        while start < end and (message := _message_at(handle, start, end)) is not None:
-            batches += message.kind == _BATCH
+        """All messages with data: of a file those that its footer lists; a stream must end with its end mark."""
+        if self._footer is not None:
+            blocks = [*self._footer.dictionaries, *self._footer.batches]
+            if sorted(self._footer.batches) == self._footer.batches:
+                blocks.sort()
+            for start, end in blocks:
+                message = _message_at(handle, start, self._end)
+                if message is None or message.end != end:
+                    raise ValueError(f"its footer and the message at byte {start} do not fit together")
+                yield message
+            return
+        place = self._start + len(self._prelude)
+        while place < self._end and (message := _message_at(handle, place, self._end)) is not None:
             yield message
-            start = message.end
-        if listed is None and start >= end:
+            place = message.end
+        if place >= self._end:
             raise ValueError("it ends without the end mark of an Arrow stream")
-        if listed not in (None, batches):
-            raise ValueError(f"its footer lists {listed} record batches and {batches} are there")
 
-    def _bounds(self, handle: Any) -> tuple[int, int, int | None]:
-        """Where the messages begin and end, and the number of batches in the footer; None in a stream, without one."""
+    def _read_footer(self, handle: Any) -> tuple[_Footer | None, int]:
+        """The footer, None in a stream, and where the first message would begin."""
         start, end = self._start, self._end
         mark = handle.read_at(64, start)
         if mark[:4] == b"FEA1":
@@ -103,28 +121,37 @@ class IpcShard(Shard):
                 f"'{self.file.path}' is a Feather V1 file, which is no Arrow IPC file; write it again as Feather V2"
             )
         if mark[:6] != _FILE_MARK:
-            return start, end, None
+            return None, start
         tail = handle.read_at(10, max(end - 10, 0))
         length = int.from_bytes(tail[:4], "little", signed=True)
         if tail[4:] != _FILE_MARK or not 0 < length <= end - start - 18:
             raise ValueError("it does not end with the footer of an Arrow file")
-        footer = handle.read_at(length, end - 10 - length)
-        _, batches = _vector(footer, _at("<I", footer, 0), 3, item_bytes=24)
+        self._end = end - 10 - length
+        content = handle.read_at(length, self._end)
+        dictionaries, batches = (self._blocks(content, field) for field in (2, 3))
         # Arrow's Rust library begins the messages at byte 64, with zeros before.
         first = next((at for at in range(8, 64, 8) if any(mark[at : at + 8])), 64)
-        return start + first, end - 10 - length, batches
+        return _Footer(content, dictionaries, batches), start + first
+
+    def _blocks(self, footer: bytes, field: int) -> list[Span]:
+        """(start, end) in the file of the messages that the footer lists in a field."""
+        first, count = _vector(footer, _at("<I", footer, 0), field, item_bytes=24)
+        blocks = struct.iter_unpack("<qi4xq", footer[first : first + 24 * count])
+        return [(self._start + at, self._start + at + metadata + body) for at, metadata, body in blocks]
 
     @cached_property
     def _dictionaries(self) -> list[Span]:
         if not any(_has_dictionary(field.type) for field in self.schema):
             return []
+        if self._footer is not None:
+            return self._footer.dictionaries
         with self.file.open() as handle:
             return [(found.start, found.end) for found in self._messages(handle) if found.kind == _DICTIONARY]
 
     def _stream_of(self, handle: Any, group: Group, wanted: Sequence[str]) -> pa.Buffer:
         """Schema, dictionaries and one batch as a stream in memory, the batch without its unwanted columns."""
         place = self._start + group.offset
-        before = [(start, end) for start, end in self._dictionaries if start < place]
+        before = [(start, end) for start, end in self._dictionaries if self._footer is not None or start < place]
         prelude = b"".join([self._prelude, *(handle.read_at(end - start, start) for start, end in before)])
         message = _message_at(handle, place, place + group.length)
         if message is None or message.kind != _BATCH or message.end != place + group.length:
@@ -146,20 +173,12 @@ class IpcShard(Shard):
                 raise ValueError("it ends early")
         return buffer
 
-    @cached_property
-    def _counts(self) -> list[int]:
-        """How many buffers each column has, which follows from its type: counted on empty columns."""
-        empty = self.schema.empty_table()
-        batches = [pa.record_batch([empty.column(n).combine_chunks()], names=["c"]) for n in range(len(self.schema))]
-        messages = [_message_at(pa.BufferReader(batch.serialize()), 0, 1 << 62) for batch in batches]
-        return [len(message.buffers) if message else 0 for message in messages]
-
     def _buffers(self, message: _Message, columns: Sequence[str]) -> list[Sequence[Span]] | None:
         """(offset in the body, length) of the buffers of each of `columns`, since a batch holds column after column.
 
         None where the count does not fit: old unions, string views.
         """
-        counts = self._counts
+        counts = [_buffer_count(field.type) for field in self.schema]
         if message.is_variadic or len(message.buffers) != sum(counts):
             return None
         numbers = [self.schema.get_field_index(name) for name in columns]
@@ -180,6 +199,14 @@ class IpcShard(Shard):
                     size = claimed if 0 <= claimed < 2**40 else size - 8
             total += size
         return total
+
+
+class _Footer(NamedTuple):
+    """The footer of a file, and (start, end) in the file of the messages that it lists."""
+
+    content: bytes
+    dictionaries: list[Span]
+    batches: list[Span]
 
 
 @dataclass(slots=True)
@@ -232,10 +259,39 @@ def _message_at(handle: Any, start: int, limit: int) -> _Message | None:
     return message
 
 
+def _schema_message(footer: bytes) -> bytes:
+    """The schema of a footer as a message: a table that refers to it is put before the footer."""
+    root = _at("<I", footer, 0)
+    if not (slot := _slot(footer, root, 1)):
+        raise ValueError("its footer has no schema")
+    # The root; the vtable: its size, that of the table, places of version, kind and header; the table: back to the
+    # vtable, on to the schema, version, kind.
+    schema = 12 + slot + _at("<I", footer, slot)
+    head = struct.pack("<I5H2xiIhB5x", 16, 10, 16, 8, 10, 4, 12, schema, _number(footer, root, 0, "<h"), _SCHEMA)
+    data = head + footer + bytes(-len(footer) % 8)
+    return _CONTINUATION + len(data).to_bytes(4, "little") + data
+
+
 def _has_dictionary(kind: pa.DataType) -> bool:
     if isinstance(kind, pa.BaseExtensionType):
         return _has_dictionary(kind.storage_type)
     return types.is_dictionary(kind) or any(_has_dictionary(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _buffer_count(kind: pa.DataType) -> int:
+    """How many buffers a batch has for a column, its children included."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return _buffer_count(kind.storage_type)
+    if types.is_dictionary(kind):
+        return 2
+    inside = sum(_buffer_count(kind.field(i).type) for i in range(kind.num_fields))
+    if types.is_null(kind) or types.is_run_end_encoded(kind):
+        return inside
+    if types.is_struct(kind) or types.is_fixed_size_list(kind) or (types.is_union(kind) and kind.mode == "sparse"):
+        return 1 + inside
+    views = types.is_list_view(kind) or types.is_large_list_view(kind)
+    texts = types.is_string(kind) or types.is_binary(kind) or types.is_large_string(kind) or types.is_large_binary(kind)
+    return (3 if views or texts else 2) + inside
 
 
 # Flatbuffers, as much as messages need: a table at a position of `data`, its fields by number.
