@@ -103,8 +103,8 @@ def test_a_package_adds_the_format_of_the_documentation(tmp_path, plugin):
     ("entry", "reason"),
     [
         ("csv = zephon_missing:Csv", r"format 'csv' \(zephon_missing:Csv\) cannot be loaded \(ModuleNotFoundError"),
-        ("table = zephon_csv:Csv", r"entry point 'table' .* is <zephon_csv.Csv .*of that name"),
-        ("csv = zephon_csv:hashlib", "entry point 'csv' .* is <module 'hashlib'"),
+        ("table = zephon_csv:Csv", r"format 'table' .* is <zephon_csv.Csv .*of that name"),
+        ("csv = zephon_csv:hashlib", "format 'csv' .* is <module 'hashlib'"),
         (
             "mds = zephon_csv:Csv",
             "two packages have a format .mds., .*:MosaicShards and zephon_csv",

@@ -71,6 +71,7 @@ def check_columns(
     may have them: `sound_table` gives nulls for them, and `require_somewhere` finds those that no file has.
     """
     needed = {name for name in columns if template_of(name) is None and (strict or name == text_column)}
+    documents = physical_columns([text_column]) if text_column is not None and text_column in columns else []
     for name in physical_columns(columns):
         count = len(schema.get_all_field_indices(name))
         if count > 1:
@@ -80,32 +81,22 @@ def check_columns(
             if name in needed:
                 raise missing_column(name, schema.names, path)
             continue
+        kind, expected = sound_type(found[2]), f"column '{name}' of '{path}' has the type {found[2]}; expected"
         try:
-            _as_sound(pa.nulls(1, found[2]), sound_type(found[2])).take(int64_array(np.zeros(1)))
+            _as_sound(pa.nulls(1, found[2]), kind).take(int64_array(np.zeros(1)))
         except pa.ArrowNotImplementedError as error:
             raise DataError(
-                f"column '{name}' of '{path}' has the type {found[2]}; expected one of which pyarrow {pa.__version__} "
-                f"can pick rows ({_reason(error)}). Write the column with another type, or do not ask for it"
+                f"{expected} one of which pyarrow {pa.__version__} can pick rows ({_reason(error)}). Write the column "
+                "with another type, or do not ask for it"
             ) from error
-    if text_column is None or text_column not in columns:
-        return
-    in_template = template_of(text_column) is not None
-    for name in physical_columns([text_column]):
-        found = _find(schema, name)
-        if found is None:
+        if name not in documents or _is_text(kind) or (name not in columns and _prints(kind)):
             continue
-        kind = sound_type(found[2])
-        is_list = types.is_list(kind) or types.is_large_list(kind)
-        if not (_is_text(kind) or (in_template and _prints(kind))):
-            if is_list and types.is_integer(kind.value_type):
-                remedy = "Token ids are read by the operator pretokenized, in place of tokenize"
-            else:
-                names = ", ".join(f"'{field.name}'" for field in schema if _is_text(sound_type(field.type)))
-                remedy = "Name a text column with text_field" + (f": {names}" if names else "")
-            raise DataError(
-                f"column '{name}' of '{path}' has the type {found[2]}; expected text (string, or binary that holds "
-                f"UTF-8). {remedy}"
-            )
+        if (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type):
+            remedy = "Token ids are read by the operator pretokenized, in place of tokenize"
+        else:
+            names = ", ".join(f"'{field.name}'" for field in schema if _is_text(sound_type(field.type)))
+            remedy = "Name a text column with text_field" + (f": {names}" if names else "")
+        raise DataError(f"{expected} text (string, or binary that holds UTF-8). {remedy}")
 
 
 def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
@@ -120,14 +111,15 @@ def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
     return schema
 
 
-def require_somewhere(column: str, existing: Sequence[str], path: str) -> None:
+def require_somewhere(column: str, existing: Iterable[str], path: str, *, is_exact: bool = True) -> None:
     """Raises `DataError` unless some file of a dataset has each of the columns that `column` is made of.
 
-    `existing` are the columns of all files, `with_paths`.
+    `existing` are the columns of all files, `with_paths` where `is_exact`; none where nothing is known.
     """
-    for name in physical_columns([column]):
-        if name not in existing:
-            raise missing_column(name, existing, path)
+    known = list(existing)
+    for name in physical_columns([column]) if known else ():
+        if not (name in known if is_exact else has_column(name, known)):
+            raise missing_column(name, known, path)
 
 
 def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
@@ -376,22 +368,16 @@ def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Excep
     )
 
 
+_BINARY = {"string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()}
+
+
 def _as_binary(array: pa.Array) -> pa.Array:
     """Text as binary, which any bytes are, checked for all else."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _as_binary(array.storage)
-    if types.is_dictionary(array.type):
-        # Each part is checked before the next step looks at it: decoding bad indices reads foreign memory.
-        array.indices.validate(full=True)
-        array = pa.DictionaryArray.from_arrays(array.indices, _as_binary(array.dictionary), safe=True)
-        array.validate(full=True)
-        return array.dictionary_decode()
-    if types.is_string(array.type):
-        array = array.view(pa.binary())
-    elif types.is_large_string(array.type):
-        array = array.view(pa.large_binary())
-    elif types.is_string_view(array.type):
-        array = array.view(pa.binary_view())
+    if types.is_dictionary(array.type):  # whose indices are checked before anything is decoded by them
+        return pa.DictionaryArray.from_arrays(array.indices, _as_binary(array.dictionary)).dictionary_decode()
+    array = array.view(_BINARY.get(str(array.type), array.type))
     array.validate(full=True)
     return array
 

@@ -15,7 +15,7 @@ from zephon.columns.damage import Damaged, LostShard
 from zephon.columns.template import template_of
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
-from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere
+from zephon.data.columns import require_somewhere
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format
 from zephon.data.formats.registry import format_named, select_format
@@ -186,9 +186,9 @@ class Dataset:
         fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         for column in columns:
             if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
-                _require(column, kinds, path)
-        if kinds and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
-            require_somewhere(size_column, list(kinds), path)
+                require_somewhere(column, kinds, path, is_exact=False)
+        if fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
+            require_somewhere(size_column, kinds, path)
         if listing.sources is not None:
             spans = spans or Spans(None)
             sizes = catalog.shard_sizes.clip(max=WINDOW_BYTES) if catalog.sequential else catalog.group_length
@@ -260,12 +260,5 @@ class Dataset:
             shards, kinds = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=progress, lost=lost
             )
-        _require(size_column, kinds, path)
+        require_somewhere(size_column, kinds, path, is_exact=False)
         return fmt, listing, Catalog.from_shards(self.name, fmt, shards, listing.pin), kinds, path
-
-
-def _require(column: str, existing: Mapping[str, str | None], path: str) -> None:
-    """Refuses a column, or a template with a part, that no file has; where nothing is known, nothing is refused."""
-    for part in physical_columns([column]) if existing else ():
-        if not has_column(part, existing):
-            raise missing_column(part, list(existing), path)

@@ -19,7 +19,6 @@ class ArrowIpc(Format):
 
     name = "arrow"
     suffixes = (".arrow", ".feather", ".ipc")
-    describing = frozenset(["state.json", "dataset_info.json", "dataset_dict.json"])
 
     def open_shard(self, file: StoredFile) -> Shard:
         return IpcShard(file)

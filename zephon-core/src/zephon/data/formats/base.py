@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
 from zephon.data.columns import check_columns, physical_columns, sound_table, sound_type, with_paths
 from zephon.data.fetch import Spans
-from zephon.data.formats.sequential import SequentialBytes
+from zephon.data.formats.sequential import SequentialBytes, codec_of
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
@@ -53,6 +53,20 @@ RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
 MAX_GROUP_ROWS = 2**40
 _SAMPLE_BYTES = 4096
+_CONTENTS = (
+    (b"version https://git-lfs", "a pointer of Git LFS to the file", "get the files themselves with: git lfs pull"),
+    (b"\x1f\x8b", "compressed with gzip", "rename it to end with .gz"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "rename it to end with .zst"),
+    (b"BZh", "compressed with bz2", "rename it to end with .bz2"),
+    (b"\xfd7zXZ", "compressed with xz", "compress it with gzip or zstd instead"),
+    (b"PK\x03\x04", "a zip archive", "unpack it"),
+    (b"\xff\xfe", "text in UTF-16", "convert it to UTF-8"),
+    (b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
+    (b"PAR1", "a Parquet file", "rename it to end with .parquet"),
+    (b"ARROW1", "an Arrow file", "rename it to end with .arrow"),
+    (b"<!DOCTYPE", "a web page", "download the file again"),
+)
+_POINTER_BYTES = 1024
 # The column of formats that hold token ids and nothing else.
 TOKENS = "tokens"
 
@@ -145,7 +159,6 @@ class Format:
     Attributes:
         name: what `fmt` calls it.
         suffixes: file name endings, lower case, with the dot.
-        describing: names of files that describe a dataset of this format, and are no data of another one.
         found_by_name: whether a file's name says that it is of this format; else it must be named with `fmt`.
         companion: what must lie beside a file for it to be found from its name, for messages.
         is_fallback: its files count only where there are none of another format.
@@ -153,7 +166,6 @@ class Format:
 
     name: str
     suffixes: tuple[str, ...]
-    describing: frozenset[str] = frozenset()
     found_by_name: bool = True
     companion: str = ""
     is_fallback: bool = False
@@ -184,6 +196,8 @@ class Format:
         `size_column` holds the documents; `is_text` says that they must be text.
         """
         with corrupt_data_errors(file, self.name):
+            if file.size < _POINTER_BYTES and _other_content(file).endswith("git lfs pull"):
+                raise Damaged("")  # as numbers and texts it could be read
             shard = self.open_shard(file)
             text_column = size_column if is_text else None
             if shard.schema.names:
@@ -266,12 +280,18 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
     """
     try:
         yield
+    except Damaged as error:
+        if other := "" if where else _other_content(file):
+            raise DataError(other) from error
+        raise
     except ZephonError:
         raise
     except Exception as error:
         lines = str(error).splitlines()
         reason = " ".join((lines[0] if lines else type(error).__name__).split()).rstrip(". ")
         what = f"'{file.path}'{where} cannot be read as {fmt} ({reason})"
+        if other := "" if where else _other_content(file):
+            raise DataError(other) from error
         if is_damage(error):
             remedy = "the file is truncated, damaged or of another format, so restore it or leave it out"
             raise Damaged(f"{what}: {remedy}") from error
@@ -284,6 +304,18 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
                 f"{type(error).__name__} is an error of the program, not of the file, so check the libraries' versions"
             )
         raise DataError(f"{what}: {remedy}") from error
+
+
+def _other_content(file: StoredFile) -> str:
+    """What a file holds by its first bytes, for messages, where its name promises something else; else ""."""
+    with suppress(ZephonError), file.open() as handle:
+        head, codec = bytes(handle.read_at(min(file.size, 64), 0)), codec_of(file.path)
+        for mark, what, remedy in _CONTENTS:
+            if head.startswith(mark) and what != f"compressed with {codec}":
+                return f"'{file.path}' is {what}, which its name does not say; {remedy}"
+        if codec is not None and head[:1] in (b"{", b"["):
+            return f"'{file.path}' is not compressed, though its name says {codec}; rename it"
+    return ""
 
 
 def run_bounds(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -96,10 +96,7 @@ class IpcShard(Shard):
     def _messages(self, handle: Any) -> Iterator[_Message]:
         """All messages with data: of a file those that its footer lists; a stream must end with its end mark."""
         if self._footer is not None:
-            blocks = [*self._footer.dictionaries, *self._footer.batches]
-            if sorted(self._footer.batches) == self._footer.batches:
-                blocks.sort()
-            for start, end in blocks:
+            for start, end in sorted([*self._footer.dictionaries, *self._footer.batches]):
                 message = _message_at(handle, start, self._end)
                 if message is None or message.end != end:
                     raise ValueError(f"its footer and the message at byte {start} do not fit together")

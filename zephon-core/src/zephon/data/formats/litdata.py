@@ -61,7 +61,6 @@ class LitData(Format):
 
     name = "litdata"
     suffixes = (".bin",)
-    describing = frozenset([INDEX_NAME])
     companion = "index.json (LitData)"
 
     def claims(self, name: str, beside: AbstractSet[str]) -> bool:

@@ -19,7 +19,6 @@ import pyarrow as pa
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Shard
 from zephon.data.formats.samples import (
-    INDEX_NAME,
     PICKLED,
     Field,
     FieldSpans,
@@ -47,7 +46,6 @@ class MosaicShards(Format):
 
     name = "mds"
     suffixes = (".mds", *(f".mds{packed}" for packed in _CODECS))
-    describing = frozenset([INDEX_NAME])
 
     def is_sequential(self, name: str) -> bool:
         return _codec(name) is not None

@@ -69,7 +69,6 @@ class WebDataset(Format):
 
     name = "webdataset"
     suffixes = (".tar", *(f".tar{packed}" for packed in CODECS), ".tgz")
-    describing = frozenset(["wids.json", "index.json"])
 
     def is_sequential(self, name: str) -> bool:
         return _codec(name) is not None
