@@ -52,6 +52,8 @@ def theirs(folder) -> dict[str, set[str]]:
     patterns = data_files.get_data_patterns(str(folder))
     allowed = packaged._ALL_ALLOWED_EXTENSIONS
     found = data_files.DataFilesDict.from_patterns(patterns, base_path=str(folder), allowed_extensions=allowed)
+    if any(len(set(paths)) < len(paths) for paths in found.values()):
+        raise ValueError("datasets reads a file twice where it matches two patterns")
     module, _ = load.infer_module_for_data_files(found)
     if module not in ("json", "parquet", "arrow", "webdataset"):
         return {split: set() for split in found}

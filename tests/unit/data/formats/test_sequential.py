@@ -30,7 +30,7 @@ def test_zstd_with_a_window_that_is_too_large_is_no_damage(tmp_path, window_log)
     if window_log == 27:
         assert texts_of(open_path(tmp_path)) == ["a", "b"]
     else:
-        with pytest.raises(DataError, match="in windows of 256 MiB; expected at most 128") as error:
+        with pytest.raises(DataError, match="has zstd windows of 256 MiB; expected at most 128") as error:
             open_path(tmp_path, skips=True)
         assert not isinstance(error.value, Damaged)
 

@@ -20,18 +20,6 @@ import pyarrow as pa
 from zephon.columns.arrow import int64_array
 from zephon.errors import DataError
 
-__all__ = [
-    "FAULT",
-    "Damaged",
-    "Lost",
-    "LostShard",
-    "is_damage",
-    "lost_table",
-    "rescued",
-    "shown_value",
-    "split_damaged",
-]
-
 FAULT = "\0fault"
 """The column that says which rows of a table are damaged, and how."""
 CONTENT_LIMIT = 4096

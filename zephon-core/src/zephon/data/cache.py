@@ -12,8 +12,6 @@ import pyarrow as pa
 
 from zephon.errors import RecipeError
 
-__all__ = ["DecodeCache"]
-
 
 class DecodeCache:
     """Least recently used decoded groups, up to `max_bytes` of Arrow buffers; thread-safe.

@@ -25,20 +25,6 @@ from zephon.columns.damage import Damaged, rescued, shown_value
 from zephon.columns.template import fill_in, template_of
 from zephon.errors import DataError
 
-__all__ = [
-    "as_types",
-    "check_columns",
-    "common_types",
-    "has_column",
-    "missing_column",
-    "physical_columns",
-    "require_somewhere",
-    "sound_table",
-    "sound_type",
-    "top_level",
-    "with_paths",
-]
-
 
 def physical_columns(columns: Iterable[str]) -> list[str]:
     """`columns` with templates replaced by what they are made of, each once."""
@@ -317,10 +303,7 @@ def sound_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _with_large_text(kind: pa.DataType) -> pa.DataType:
-    """`kind` with `large_string` and `large_binary` for all text and binary, however deep inside of it.
-
-    Arrow can neither pick rows of views nor hold more than 2 GiB of the short types.
-    """
+    """With large types for all text inside: Arrow picks no rows of views, and short types end at 2 GiB."""
     if types.is_string(kind) or types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary(kind) or types.is_binary_view(kind):

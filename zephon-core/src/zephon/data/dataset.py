@@ -26,8 +26,6 @@ from zephon.data.storage import WINDOW_BYTES, Listing, is_remote, list_files, lo
 from zephon.data.store import shown
 from zephon.errors import DataError, RecipeError
 
-__all__ = ["Dataset"]
-
 
 @dataclass(frozen=True)
 class Dataset:

@@ -19,8 +19,6 @@ from zephon.data.patterns import HIDDEN, MAGIC, select_names, split_pattern
 from zephon.data.splits import is_visible, readable_files, split_files
 from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length
 
-__all__ = ["HubStore"]
-
 _CONVERTED = "refs/convert/parquet"
 _USAGE = "write hf://ORG/NAME[@REVISION][/CONFIG]/SPLIT, or hf://datasets/ORG/NAME[@REVISION]/PATH"
 _GATED = "access to this dataset must be granted on the Hub first; then 'hf auth login'"

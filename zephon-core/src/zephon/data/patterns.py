@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-__all__ = ["HIDDEN", "MAGIC", "Pattern", "select_names", "split_pattern"]
-
 MAGIC = re.compile(r"[*?\[]")
 HIDDEN = "._"
 

@@ -10,8 +10,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = ["is_visible", "readable_files", "split_files"]
-
 _IGNORED = frozenset(
     ["README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"]
 )

@@ -28,17 +28,6 @@ from zephon.data.patterns import MAGIC, Pattern, split_pattern
 from zephon.data.store import Changed, Source, attempt, shown
 from zephon.errors import DataError
 
-__all__ = [
-    "SMALL_BYTES",
-    "WINDOW_BYTES",
-    "FileChanged",
-    "Listing",
-    "StoredFile",
-    "is_remote",
-    "list_files",
-    "local_path",
-]
-
 SMALL_BYTES = 64 << 10
 """A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
 WINDOW_BYTES = 4 << 20

@@ -30,6 +30,7 @@ from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
 __all__ = [
+    "LFS_POINTER",
     "MAX_GROUP_ROWS",
     "RUN_BYTES",
     "TOKENS",
@@ -53,20 +54,19 @@ RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
 MAX_GROUP_ROWS = 2**40
 _SAMPLE_BYTES = 4096
+LFS_POINTER = b"version https://git-lfs"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# The first bytes of files that are not what their name says, the endings that say it, what they are, and the remedy.
 _CONTENTS = (
-    (b"version https://git-lfs", "a pointer of Git LFS to the file", "get the files themselves with: git lfs pull"),
-    (b"\x1f\x8b", "compressed with gzip", "rename it to end with .gz"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd", "rename it to end with .zst"),
-    (b"BZh", "compressed with bz2", "rename it to end with .bz2"),
-    (b"\xfd7zXZ", "compressed with xz", "compress it with gzip or zstd instead"),
-    (b"PK\x03\x04", "a zip archive", "unpack it"),
-    (b"\xff\xfe", "text in UTF-16", "convert it to UTF-8"),
-    (b"\xfe\xff", "text in UTF-16", "convert it to UTF-8"),
-    (b"PAR1", "a Parquet file", "rename it to end with .parquet"),
-    (b"ARROW1", "an Arrow file", "rename it to end with .arrow"),
-    (b"<!DOCTYPE", "a web page", "download the file again"),
+    (LFS_POINTER, (), "a pointer of Git LFS to the file", "get the file itself with: git lfs pull"),
+    (b"\x1f\x8b", (".gz", ".tgz"), "compressed with gzip", "rename it to end with .gz"),
+    (_ZSTD, (".zst",), "compressed with zstd", "rename it to end with .zst"),
+    (b"BZh", (".bz2",), "compressed with bz2", "rename it to end with .bz2"),
+    (b"\xfd7zXZ", (), "compressed with xz", "compress it with gzip or zstd instead"),
+    (b"PK\x03\x04", (), "a zip archive", "unpack it"),
+    (b"\xff\xfe", (), "text in UTF-16", "convert it to UTF-8"),
+    (b"\xfe\xff", (), "text in UTF-16", "convert it to UTF-8"),
 )
-_POINTER_BYTES = 1024
 # The column of formats that hold token ids and nothing else.
 TOKENS = "tokens"
 
@@ -196,8 +196,6 @@ class Format:
         `size_column` holds the documents; `is_text` says that they must be text.
         """
         with corrupt_data_errors(file, self.name):
-            if file.size < _POINTER_BYTES and _other_content(file).endswith("git lfs pull"):
-                raise Damaged("")  # as numbers and texts it could be read
             shard = self.open_shard(file)
             text_column = size_column if is_text else None
             if shard.schema.names:
@@ -310,9 +308,13 @@ def _other_content(file: StoredFile) -> str:
     """What a file holds by its first bytes, for messages, where its name promises something else; else ""."""
     with suppress(ZephonError), file.open() as handle:
         head, codec = bytes(handle.read_at(min(file.size, 64), 0)), codec_of(file.path)
-        for mark, what, remedy in _CONTENTS:
-            if head.startswith(mark) and what != f"compressed with {codec}":
+        for mark, endings, what, remedy in _CONTENTS:
+            if head.startswith(mark) and not any(ending in file.path.lower() for ending in endings):
                 return f"'{file.path}' is {what}, which its name does not say; {remedy}"
+        if head.startswith(_ZSTD) and len(head) > 5 and not head[4] & 0x20:  # RFC 8878, 3.1.1.1
+            window = (8 + (head[5] & 7)) << (7 + (head[5] >> 3))
+            if window > 128 << 20:  # which decompressors do not take on without being asked to
+                return f"'{file.path}' has zstd windows of {window >> 20:,} MiB; expected at most 128. Use --long=27"
         if codec is not None and head[:1] in (b"{", b"["):
             return f"'{file.path}' is not compressed, though its name says {codec}; rename it"
     return ""

@@ -31,8 +31,6 @@ from zephon.data.formats.sequential import CODECS, SNAPPY, open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
 
-__all__ = ["MosaicShards"]
-
 _CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
 _BYTES = frozenset(["bytes", "pil", "jpeg", "png", "jpeg_array", "jpegarray", "list[jpeg]", "list[pil]", "list[png]"])
@@ -84,11 +82,7 @@ def _shard_names(index: StoredFile) -> list[tuple[str, ...]] | None:
 
 
 def _fields(config: bytes, path: str) -> list[Field]:
-    """The columns that a shard describes.
-
-    Raises:
-        ValueError: the description is damaged.
-    """
+    """The columns that a shard describes."""
     content = json.loads(config)
     described = list(zip(*(content[f"column_{key}"] for key in ("names", "encodings", "sizes")), strict=True))
     for name, encoding, size in described:

@@ -12,8 +12,6 @@ from zephon.data.columns import physical_columns
 from zephon.data.formats.base import MAX_GROUP_ROWS, Format, Group, Groups, Shard
 from zephon.data.storage import StoredFile
 
-__all__ = ["Parquet"]
-
 # The end of a file that is fetched at once; holds nearly every footer, and costs no more than a few bytes would.
 _TAIL_BYTES = 64 * 1024
 _PART_ROWS = 64

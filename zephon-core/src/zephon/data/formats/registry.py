@@ -1,6 +1,6 @@
 """The formats there are, and which one the files of a dataset have.
 
-Formats come from here and from the entry points `zephon.formats` of installed packages: an entry point's name is the
+Formats come from here and from the entry points `zephon.formats` of other packages: an entry point's name is the
 format's, its value a `Format` object or a class that makes one. Where two formats claim a file, the one that is listed
 first has it, and those of Zephon come first; the other one can be named.
 """
@@ -27,17 +27,11 @@ from zephon.data.formats.webdataset import WebDataset
 from zephon.data.storage import Listing
 from zephon.errors import DataError, RecipeError
 
-__all__ = ["GROUP", "format_named", "formats", "select_format"]
-
 GROUP = "zephon.formats"
 # What is about a dataset or a model, and has no rows of its own; tools write these beside the data.
-_ABOUT = frozenset(
-    [
-        *("config.json", "dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "index.json"),
-        *("wids.json", "stats.json", "metadata.json", "tokenizer.json", "tokenizer_config.json", "vocab.json"),
-        *("special_tokens_map.json", "added_tokens.json", "generation_config.json", "preprocessor_config.json"),
-        *("model.safetensors.index.json", "croissant.json", "package.json"),
-    ]
+_ABOUT = (
+    "config dataset_info dataset_infos dataset_dict state index wids stats metadata croissant package tokenizer vocab "
+    "tokenizer_config special_tokens_map added_tokens generation_config preprocessor_config model.safetensors.index"
 )
 
 
@@ -50,8 +44,10 @@ def formats() -> dict[str, Format]:
     """
     own = [Parquet(), JsonLines(), ArrowIpc(), WebDataset(), Megatron(), NumpyTokens()]
     own += [PlainTokens("uint16"), PlainTokens("uint32"), MosaicShards(), LitData(), Lance(), Vortex()]
+    # An installation of an earlier version declares Zephon's own as well.
+    added = [entry for entry in entry_points(group=GROUP) if not entry.value.startswith("zephon.")]
     known: dict[str, Format] = {}
-    for fmt in (*own, *map(_loaded, entry_points(group=GROUP)), PlainText()):
+    for fmt in (*own, *map(_loaded, added), PlainText()):
         if fmt.name in known:
             raise RecipeError(f"two formats are called '{fmt.name}'; uninstall the package of one of them")
         known[fmt.name] = fmt
@@ -135,5 +131,6 @@ def _kinds(names: list[str]) -> list[Format | None]:
     beside = frozenset(names)
     known = formats().values()
     kinds = [next((fmt for fmt in known if fmt.claims(name, beside)), None) for name in names]
-    data = [None if posixpath.basename(name) in _ABOUT else fmt for name, fmt in zip(names, kinds, strict=True)]
+    about = {f"{name}.json" for name in _ABOUT.split()}
+    data = [None if posixpath.basename(name) in about else fmt for name, fmt in zip(names, kinds, strict=True)]
     return data if any(data) else kinds

@@ -16,17 +16,12 @@ from zephon.columns.damage import is_damage
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError, ZephonError
 
-__all__ = ["CODECS", "SNAPPY", "SequentialBytes", "codec_of", "open_stream"]
-
 CODECS = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd", ".bz2": "bz2"}
 """Endings of compressed files, and what Arrow calls the codec."""
 
 SNAPPY = "snappy"
 """Only where a format says so: such a file is held in memory while it is open."""
 _SNAPPY_BYTES = 128 << 20  # twice what Mosaic's writer puts into a shard by itself
-
-_ZSTD_MARK = b"\x28\xb5\x2f\xfd"
-_MAX_WINDOW = 128 << 20
 
 # Files with an open decompressor, over all datasets of the process; and the bytes that each, and all, may keep.
 _MAX_FILES = 128
@@ -49,23 +44,8 @@ def open_stream(file: StoredFile, codec: str | None) -> Iterator[Any]:
             with pa.PythonFile(gzip.GzipFile(fileobj=handle), mode="r") as stream:
                 yield stream
         else:
-            if codec == "zstd":
-                _check_window(file, handle)
             with pa.CompressedInputStream(handle, codec) as stream:
                 yield stream
-
-
-def _check_window(file: StoredFile, handle: Any) -> None:
-    """Refuses a window that decompressors do not take on without being asked to; RFC 8878, 3.1.1.1."""
-    head = handle.read_at(6, 0)
-    handle.seek(0)
-    if head[:4] == _ZSTD_MARK and len(head) == 6 and not head[4] & 0x20:
-        window = (8 + (head[5] & 7)) << (7 + (head[5] >> 3))
-        if window > _MAX_WINDOW:
-            raise DataError(
-                f"'{file.path}' is compressed with zstd in windows of {window >> 20:,} MiB; expected at most "
-                f"{_MAX_WINDOW >> 20} MiB. Compress it anew with --long=27 or less"
-            )
 
 
 def _unpacked(file: StoredFile, packed: pa.Buffer) -> pa.Buffer:

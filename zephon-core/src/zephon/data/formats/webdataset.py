@@ -42,8 +42,6 @@ from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
-__all__ = ["KEY", "WebDataset"]
-
 KEY = "__key__"
 
 _BLOCK = tarfile.BLOCKSIZE
