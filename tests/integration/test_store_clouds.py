@@ -9,7 +9,7 @@ import pytest
 
 from support import step_digests
 from support.servers import web
-from support.servers.clouds import Azure, Bucket, Google
+from support.servers.clouds import Amazon, Azure, Bucket, Google
 from zephon import DataRecipe, Pipeline
 from zephon.data.storage import list_files
 from zephon.errors import DataError
@@ -123,3 +123,36 @@ def test_keys_that_azure_does_not_know_are_a_sentence(monkeypatch):
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")
         with pytest.raises(DataError, match=r"az://corpus/web'.*renew the credentials"):
             list_files("az://corpus/web")
+
+
+class OpenBucket(Amazon):
+    """A public bucket, which knows no keys."""
+
+    def _route(self, request: web.Request) -> web.Response:
+        return web.Response(403) if "Authorization" in request.headers else super()._route(request)
+
+
+class SharedContainer(Azure):
+    """A container that is shared by links."""
+
+    def _route(self, request: web.Request) -> web.Response:
+        return Bucket._route(self, request) if request.query.get("sig") == ["c2lnbmVk"] else web.Response(403)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "uri", "keys"),
+    [
+        (OpenBucket, "s3://corpus", {"AWS_SKIP_SIGNATURE": "true"}),
+        (SharedContainer, "az://corpus", {"AZURE_STORAGE_SAS_TOKEN": "sv=2024-11-04&sig=c2lnbmVk"}),
+    ],
+)
+def test_public_buckets_are_read_without_keys_and_shared_containers_by_their_link(bucket, uri, keys, monkeypatch):
+    held = bucket()
+    held.put("web/a.txt", b"text")
+    with held.server:
+        monkeypatch.setattr("zephon.data.clients._stores", {})
+        named = {key: value for key, value in held.environment.items() if "KEY" not in key}
+        for key, value in {**named, **keys}.items():
+            monkeypatch.setenv(key, value)
+        listing = list_files(f"{uri}/web")
+        assert listing.names == ["a.txt"] and bytes(listing.file(0).fetch(0, 4)) == b"text"

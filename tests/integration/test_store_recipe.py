@@ -70,8 +70,8 @@ def stored(corpus, s3, hub: Hub, tmp_path) -> SimpleNamespace:
     return SimpleNamespace(local=local, remote=remote, s3=s3, hub=hub, commit=commit, corpus=corpus)
 
 
-def run(recipe: Path, tokenizer: Path, ranks: int, **cache) -> list[bytes]:
-    options = {"io_options": {"cache": cache}} if cache else {}
+def run(recipe: Path, tokenizer: Path, ranks: int, isolate: bool = False, **cache) -> list[bytes]:
+    options = {"isolate": isolate, **({"io_options": {"cache": cache}} if cache else {})}
     made = [
         Pipeline.from_recipe(
             recipe, tokenizer=tokenizer, seq_len=128, microbatch_size=BATCH // ranks, global_batch=BATCH,
@@ -103,6 +103,11 @@ def test_global_batches_are_the_same_from_stores_and_files_on_1_2_and_4_ranks(st
             stored.s3.server.fault = stored.hub.server.fault = spoil
         assert run(stored.remote, tiny_tokenizer, ranks) == expected, ranks
     assert not faults or {line.status for line in stored.s3.server.log} >= {500, 503}
+
+
+def test_an_engine_in_a_process_of_its_own_reads_stores(stored, tiny_tokenizer, tmp_path):
+    cache = str(tmp_path / "cache")
+    assert run(stored.remote, tiny_tokenizer, 1, isolate=True, dir=cache) == run(stored.local, tiny_tokenizer, 1)
 
 
 RANK = """

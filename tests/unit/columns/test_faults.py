@@ -206,6 +206,17 @@ class TestReport:
         with pytest.raises(DataError, match=r"error_report is .*expected a folder"):
             FaultReport(tmp_path / "file" / "below", "dp1-0")
 
+    def test_a_report_that_cannot_be_written_any_longer_does_not_end_the_run(self, tmp_path, caplog, monkeypatch):
+        report = FaultReport(tmp_path, "dp1-0")
+
+        def full(*_args):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("zephon.columns.faults.append_whole", full)
+        for row in range(3):
+            report.add(0, 0, RowFault("read", "web", "a", row, "bad", row, 1, ""))
+        assert [record.getMessage().count("No space left") for record in caplog.records] == [1]
+
     def test_a_recipe_names_the_folder_beside_itself(self, tmp_path):
         text = 'on_error = "quarantine"\n{}[[sources]]\nname = "a"\npath = "data"\n'
         (tmp_path / "good.toml").write_text(text.format('error_report = "faults"\n'))

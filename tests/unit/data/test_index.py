@@ -99,6 +99,18 @@ def test_the_command_indexes_the_sources_of_a_recipe(tmp_path, opened):
     assert not opened
 
 
+def test_the_command_leaves_out_lost_shards_where_the_recipe_skips_damage(tmp_path):
+    write_shard(tmp_path / "a/0.parquet", ["one", "two"])
+    (tmp_path / "a/1.parquet").write_bytes((tmp_path / "a/0.parquet").read_bytes()[:-9])
+    recipe = tmp_path / "recipe.toml"
+    sources = f"cache_dir = '{tmp_path}/cache'\n[[sources]]\nname = 'a'\npath = 'a'\n"
+    recipe.write_text(sources)
+    assert CliRunner().invoke(app, ["index", str(recipe)]).exit_code == 2
+    recipe.write_text(f"on_error = 'skip'\nerror_budget = 0.5\n{sources}")
+    result = CliRunner().invoke(app, ["index", str(recipe)])
+    assert result.exit_code == 0 and "left out: " in result.output and "1.parquet" in result.output
+
+
 def test_the_command_finds_unusual_documents_or_says_what_there_is(tmp_path):
     np.save(tmp_path / "a.npy", np.arange(10))
     assert " tokens " in run(tmp_path / "a.npy")

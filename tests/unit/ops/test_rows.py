@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support import step_digests
@@ -172,6 +173,25 @@ def test_long_documents_are_cut_off_or_split(tiny_tokenizer):
     assert max(lengths[True]) == whole
 
 
+@pytest.mark.parametrize("algorithm", ["wrap", "first_fit", "best_fit", "best_fit_wrap"])
+def test_parts_of_a_split_row_have_the_tokens_of_the_row_that_they_hold(tiny_tokenizer, algorithm):
+    source = StaticMixtureWorkSource(
+        datasets=[Dataset.from_dict("d", {"text": [f"{n} " + "some words that go on " * 20 for n in range(20)]})],
+        repeat=False,
+    )
+    pipeline = (
+        Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer, max_length=30, split_long_samples=True)
+    )
+    spans = {}
+    for batch in pipeline.pack_flat(49, algorithm).batch(1, drop_last=False):
+        for line in batch.provenance().to_pylist():
+            spans.setdefault(line["row"], []).append((line["token_begin"], line["token_end"]))
+    assert len(spans) == 20
+    for parts in spans.values():
+        begins, ends = zip(*sorted(parts), strict=True)
+        assert begins[0] == 0 and begins[1:] == ends[:-1] and ends[-1] > 60
+
+
 def test_rows_that_a_filter_drops_are_counted_and_some_have_to_be_left(tiny_tokenizer):
     pipeline = finished(Pipeline(source_of(repeat=False)).filter("number >= 50"), tiny_tokenizer)
     list(pipeline)
@@ -234,6 +254,16 @@ def test_everything_that_is_data_comes_from_the_recipe(tiny_tokenizer, tmp_path)
     text = load_tokenizer(tiny_tokenizer).decode(tokens)
     assert "t30 (30): words 30<|eos|>" in text and "<|bos|>other 7<|eos|>" in text
     assert "<|bos|>t" not in text and "t24 (" not in text
+
+
+def test_a_recipe_decodes_text_in_another_encoding(tmp_path, tiny_tokenizer):
+    table = pa.table({"text": pa.array(["déjà vu".encode("latin-1")] * 8, pa.binary())})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    source = {"name": "a", "path": "rows.parquet", "text_encoding": "latin-1", "special_tokens": "eos"}
+    recipe = DataRecipe.from_dict({"canonical_replicas": 1, "sources": [source]}, base=tmp_path)
+    pipeline = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=31, microbatch_size=1, runner="inline")
+    text = load_tokenizer(tiny_tokenizer).decode(next(iter(pipeline)).tokens.reshape(-1))
+    assert "<|eos|>déjà vu<|eos|>" in text
 
 
 @pytest.mark.parametrize(

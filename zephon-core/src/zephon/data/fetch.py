@@ -51,6 +51,9 @@ class Spans:
         self._process = os.getpid()
         self._largest = (0, "")  # bytes of the largest piece of any dataset, and its name
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Spans, (self.node, self.memory_bytes)
+
     def read(self, file: StoredFile, start: int, length: int) -> Any:
         """`length` bytes of `file` from `start`, as a buffer; errors as those of `StoredFile.open`."""
         key = (file.path, file.version, start, length)

@@ -55,6 +55,9 @@ class NodeCache:
         self._quiet_until = 0.0
         self._warned = False
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return NodeCache, (self.folder, self.limit_bytes)
+
     def fetch(self, owner: str, key: object, length: int, download: Callable[[], Any]) -> Any:
         """The `length` bytes of an entry as a buffer, from the disk or from `download`, which one process calls.
 

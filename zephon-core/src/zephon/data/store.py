@@ -87,6 +87,9 @@ class Store:
         self._lock = threading.Lock()
         self._clients: dict[tuple[int, str], Any] = {}
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.scheme, self.bucket)
+
     def list(self, path: str) -> Found:
         """All objects behind `path`, what follows ``scheme://``: an object, a folder or a pattern."""
         if self.scheme in ("http", "https"):

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from string import Formatter
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from zephon.columns.records import ragged_take
-from zephon.config.keys import Positive, Workers, check_keys, key
+from zephon.config.keys import Positive, Workers, check_keys, key, settings_of
 from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
+from zephon.tokenizer.load import portable_tokenizer
 
 __all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`."""
+    """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`.
+
+    Attributes:
+        layout: the head of its text in fingerprints.
+        resolved_settings: those that fingerprints have in another form: as digest of the tokenizer, as ids, as
+            `Encoder.details`.
+    """
 
     kind: ClassVar[str]
+    layout: ClassVar[str]
+    resolved_settings: ClassVar[frozenset[str]] = frozenset(["tokenizer_id", "special_tokens"])
     special_tokens: SpecialTokens = key(
         "auto",
         'Tokens round each document: "bos_eos", "bos", "eos", "none", or "auto": for text EOS, and BOS where the '
@@ -42,6 +52,8 @@ class EncodeOptions:
 
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, f"{self.kind} ")
+        if (tokenizer := getattr(self, "tokenizer_id", None)) is not None:
+            object.__setattr__(self, "tokenizer_id", portable_tokenizer(tokenizer))
         if self.split_long_samples and self.max_length is None:
             raise PipelineError(f"{self.kind} split_long_samples needs max_length, the tokens of a piece.")
         object.__setattr__(self, "datasets", check_names(self.kind, "datasets", self.datasets))
@@ -56,10 +68,16 @@ class EncodeOptions:
         """Columns that it reads where they exist."""
         return ()
 
-    @property
-    def limit_identity(self) -> str:
-        """The limit of tokens, for fingerprints."""
-        return f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
+    def identity(self) -> str:
+        """All settings that decide data, as text, for fingerprints: those of the layout, and others that are set."""
+        settings = settings_of(self)
+        layout = (
+            f"{self.layout} max_length={{max_length}} split={{split_long_samples}}" if self.max_length else self.layout
+        )
+        named = {name for _, name, _, _ in Formatter().parse(layout)}
+        others = (f for f in fields(self) if f.name in settings.keys() - named - self.resolved_settings)
+        more = (f" {f.name}={settings[f.name]}" for f in others if settings[f.name] != f.default)
+        return layout.format(**settings | {"datasets": self.datasets or "all"}) + "".join(more)
 
 
 @dataclass(slots=True)
@@ -112,18 +130,10 @@ class Documents:
 
 
 class Encoder:
-    """Makes documents of rows. Stateless: any number of threads use one; pickles.
+    """Makes documents of rows, with `bos` and `eos` round each. Stateless: any number of threads use one; pickles.
 
-    Args:
-        options: the description.
-        bos, eos: ids to put round each document, or None.
-        bos_trained: whether a BOS that is put in counts for the loss; an EOS does.
-
-    Attributes:
-        joins: whether rows of several datasets may be encoded together, once `alike` has made them so.
-
-    Raises:
-        PipelineError: the limit leaves no room for content.
+    `joins` says whether rows of several datasets may be encoded together, once `alike` has made them so; `bos_trained`
+    whether a BOS that is put in counts for the loss, as an EOS does.
     """
 
     joins = False
@@ -140,6 +150,11 @@ class Encoder:
                 "token(s) round each document."
             )
 
+    def details(self, usual: tuple[int | None, int | None] = (None, None)) -> dict[str, str]:
+        """Resolved settings for the fingerprint; BOS and EOS where they are not the usual ones."""
+        own = self._bos, self._eos
+        return {} if own == usual else {"special_tokens": "bos={} eos={}".format(*own)}
+
     def alike(self, rows: Rows) -> Rows:
         """The columns to encode, in types that are the same for every dataset; without rows that do not fit."""
         return rows
@@ -153,11 +168,7 @@ class Encoder:
         return []
 
     def column(self, rows: Rows, name: str) -> Any:
-        """A column of the rows.
-
-        Raises:
-            PipelineError: it is missing.
-        """
+        """A column of the rows, or PipelineError."""
         if name not in rows.table.column_names:
             raise PipelineError(f"{self._options.kind} {missing_column(name, rows.table.column_names)}")
         return rows.table.column(name)
@@ -191,14 +202,9 @@ class Encoder:
 def add_special_tokens(
     tokens: np.ndarray, offsets: np.ndarray, bos: int | None, eos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put BOS before and EOS after every document, where they are not None.
+    """Put BOS before and EOS after every document of tokens, or of what goes with them, where they are not None.
 
-    Args:
-        tokens: [n_tokens], ids or what goes with them.
-        offsets: int64[n_docs + 1].
-
-    Returns:
-        The same two arrays for the longer documents.
+    Takes and gives columns [n_tokens] and offsets int64[n_docs + 1].
     """
     extra = (bos is not None) + (eos is not None)
     longer = offsets + extra * np.arange(len(offsets), dtype=np.int64)
@@ -213,11 +219,7 @@ def add_special_tokens(
 
 
 def _split_up(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents cut into pieces of at most `limit` tokens.
-
-    Returns:
-        (offsets int64[n_pieces + 1], document int64[n_pieces] that each piece is of).
-    """
+    """Offsets of documents cut into pieces of at most `limit` tokens, and the document that each piece is of."""
     lengths = np.diff(offsets)
     pieces = np.maximum(1, -(-lengths // limit))
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)

@@ -1,0 +1,42 @@
+"""Tokens per row: measured on a sample of each dataset with the pipeline's own operators, or taken as bytes of text."""
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from tokenizers import Tokenizer
+
+from zephon import Pipeline
+from zephon.columns.arrow import byte_lengths
+from zephon.io import Dataset, DecodeCache
+from zephon.work import StaticMixtureWorkSource, TokenEstimation
+
+TEXTS = ["a page of words " * n for n in range(1, 60)]
+
+
+def test_the_sample_has_the_stated_size_comes_from_all_over_and_follows_the_seed():
+    data = Dataset.from_dict("web", {"text": [f"{n:05d} " * 200 for n in range(5000)]})  # 1,200 bytes each
+    opened = data.open(["text"], size_column="text", cache=DecodeCache(1 << 26))
+    assert TokenEstimation() == TokenEstimation(16 << 20)
+
+    def sample(seed):
+        parts = []
+        TokenEstimation(1 << 20).tokens_per_row(
+            opened, "text", lambda table: parts.append(table.column("text")) or 1, seed=seed
+        )
+        return pa.concat_tables([pa.table({"text": part}) for part in parts])["text"]
+
+    size = byte_lengths(sample(3)).sum()
+    assert 1 << 20 <= size <= (1 << 20) + 16 * 1200
+    assert sample(3) == sample(3) != sample(4)
+
+
+@pytest.mark.parametrize("estimation", [TokenEstimation(), None])
+def test_tokens_per_row_are_those_after_the_operators_or_bytes_of_text(tiny_tokenizer, estimation):
+    data = [Dataset.from_dict("web", {"text": TEXTS}), Dataset.from_dict("one", {"text": ["x"]})]
+    source = StaticMixtureWorkSource(data, {"web": 1, "one": 1}, token_estimation=estimation)
+    pipeline = Pipeline(source).options(canonical_replicas=1).map_transform(lambda row: {"text": row["text"] * 3})
+    pipeline = pipeline.tokenize(tiny_tokenizer).pack_flat(31).batch(1)
+    tokenizer = Tokenizer.from_file(str(tiny_tokenizer / "tokenizer.json"))
+    tokens = np.mean([len(tokenizer.encode(text * 3, add_special_tokens=False).ids) + 2 for text in TEXTS])
+    expected = tokens if estimation else np.mean([len(text) for text in TEXTS])
+    assert pipeline.checkpoint()["tokens_per_row"]["web"] == pytest.approx(expected)
