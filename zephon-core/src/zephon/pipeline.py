@@ -74,12 +74,13 @@ class Pipeline:
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
         self._history = ""  # as in `RunState`
+        self._after = ""  # digest of the data of the state restored
 
     @staticmethod
     def from_recipe(
         recipe: DataRecipe | str | os.PathLike[str],
         *,
-        tokenizer: str | os.PathLike[str],
+        tokenizer: Any,
         seq_len: int,
         microbatch_size: int,
         dp_degree: int = 1,
@@ -92,7 +93,7 @@ class Pipeline:
 
         Args:
             recipe: a `DataRecipe`, or the path of its TOML file.
-            tokenizer: a folder with a tokenizer.json, such a file, or a name on the Hub.
+            tokenizer: a folder with a tokenizer.json, such a file, a name on the Hub, or a tokenizer object.
             seq_len: sequence length that the model sees, in tokens.
             microbatch_size: records per batch.
             dp_degree, dp_group_id: data-parallel groups, and which of them this is.
@@ -147,11 +148,11 @@ class Pipeline:
 
     # Rows into tokens
 
-    def tokenize(self, tokenizer_id: str | os.PathLike[str], field: str = "text", **options: Any) -> Pipeline:
+    def tokenize(self, tokenizer_id: Any, field: str = "text", **options: Any) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize, tokenizer_id, field, **options)
 
-    def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
+    def tokenize_chat(self, tokenizer_id: Any, field: str = "auto", **options: Any) -> Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
@@ -217,6 +218,12 @@ class Pipeline:
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
         return iter(lambda: next(self._live_stream(), None), None)
 
+    def __len__(self) -> int:
+        raise TypeError("a Pipeline has no length; a DataLoader takes pipeline.torch_dataset() and batch_size=None.")
+
+    def __bool__(self) -> bool:
+        return True
+
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
 
@@ -267,7 +274,8 @@ class Pipeline:
         """Go on where `state` was taken; call before iterating.
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
-        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
+        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
+        are those of the state.
 
         An accepted change that makes other records of the same rows takes each lane back to the last place where it can
         be entered: no row is lost, and rows used since come again.
@@ -282,10 +290,18 @@ class Pipeline:
                 pipeline stays as it was.
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
+        if self._options.canonical_replicas == "auto":
+            fixed = self._derive(options=self._options.changed({"canonical_replicas": read.lanes_total}))
+            same = self._compiled is not None and self._compiled.topology.lanes == read.lanes_total
+            fixed._compiled, fixed._skipped = self._compiled if same else None, self._skipped
+            fixed.restore(read, allow_changes=allow_changes, remedy=remedy)
+            self.close()
+            self.__dict__.update(fixed.__dict__)
+            return self
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
         earlier, ratios = read.earlier, read.tokens_per_row
-        theirs = read.fingerprint
+        theirs, after = read.fingerprint, read.data
         if takes_over:
             read, earlier, ratios = self._take_over(read, allow, remedy)
         compiled = self._compiled_with(ratios, earlier, read.history)
@@ -313,6 +329,7 @@ class Pipeline:
         self._move(starts, used)
         self._compiled, self._ratios = compiled, compiled.tokens_per_row
         self._earlier, self._history = compiled.earlier, compiled.history
+        self._after = after
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -452,7 +469,7 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed, self._after)
         return self._stream
 
     def _last(self) -> Account:

@@ -91,7 +91,7 @@ class RunSettings:
     canonical_replicas: Limit | Literal["auto"] = key(
         "auto",
         'Number of lanes, fixed for the life of a run; data-parallel degrees divide it. "auto": the size of the global '
-        "batch where that is at most 256, else its largest divisor up to 256.",
+        "batch where that is at most 256, else its divisor up to 256 that most degrees divide.",
     )
     flush_every_k_chunks: Positive = key(
         1, "Chunks per window: stateful operators start each window empty and end it flushed."
@@ -152,6 +152,12 @@ class CacheOptions:
     memory_bytes: Size = key(
         512 << 20,
         "Decoded data held in memory by this process; half as much again for data of stores.",
+        decides_data=False,
+    )
+    disk_bytes: Size | Literal[0] = key(
+        16 << 30,
+        "Decoded data beyond that which this process may write to the folder for temporary files (TMPDIR), where many "
+        "datasets or lanes are read at a time; 0 for none.",
         decides_data=False,
     )
 

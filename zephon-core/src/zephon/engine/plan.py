@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,8 +26,6 @@ from zephon.ops.shuffle import Passer, Shuffle, Shuffler
 from zephon.ops.stateful import StatefulStage
 from zephon.ops.trial import Sample
 from zephon.ops.turns import TokenPlan, Turns
-
-__all__ = ["Fetcher", "Plan"]
 
 _LEAST_STRETCH = 64
 # Rows that operators are tried on: the first 64, then the first 1,024, then some of groups all over the dataset.
@@ -160,6 +159,7 @@ class Plan:
         kinds: int64[n_datasets], the kind of each dataset; a homogeneous record holds one kind only.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
+        logged: the stretches of rows that cannot be used that this process has logged.
         remedy: advice for the error that no row has tokens.
     """
 
@@ -184,6 +184,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
+    logged: set[Any] = field(default_factory=set)
     remedy: str = "name another column (text_field, field), or look at what the operators leave of the text"
 
     @property

@@ -19,8 +19,6 @@ from zephon.ops.identity import name_of
 from zephon.ops.rows import FAILED, ROW_COLUMN, Rows, UserOperator, each_row, python_rows, require_columns
 from zephon.ops.typing import Types, column_as, columns_of, in_halves
 
-__all__ = ["MapBatches", "MapTransform", "Operator", "rows_given"]
-
 
 @dataclass(frozen=True)
 class MapTransform(UserOperator):

@@ -14,8 +14,6 @@ from zephon.errors import PipelineError
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.tokenize import Tokenize
 
-__all__ = ["Needs", "columns_needed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:
@@ -63,7 +61,9 @@ def columns_needed(
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     is_loose = any(kind is not None for kind in present.values())
-    encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
+    if hasattr(encode, "resolved"):
+        used = {name for each in operators for name in (present if each.columns is None else each.columns)}
+        encode = encode.resolved(list(present), dataset.name, used)
     required: dict[str, bool] = {}
     made: set[str] = set()
     unknown = False

@@ -26,8 +26,6 @@ from zephon.ops.identity import name_of
 from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_all, require_columns
 from zephon.ops.typing import Types, columns_of
 
-__all__ = ["Stateful", "StatefulStage", "StatefulTransform", "Window"]
-
 
 class Stateful:
     """Base of transforms with a memory.

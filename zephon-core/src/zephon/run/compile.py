@@ -5,7 +5,6 @@ This is where a misconfigured run fails, before its first batch.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -43,8 +42,6 @@ from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
-
-__all__ = ["Compiled", "compile_pipeline"]
 
 _SpecialIds = tuple[int | None, int | None]
 
@@ -90,9 +87,7 @@ class Compiled:
     @property
     def digest(self) -> str:
         """One SHA-256 over the fingerprint, the measured ratios and the history."""
-        ratios = (run.tokens_per_row for run in self.earlier)
-        parts = [self.fingerprint, self.tokens_per_row, *ratios, *([self.history] if self.history else [])]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+        return self.state({}, 0, ()).data
 
     @property
     def lane_history(self) -> dict[int, int]:
@@ -159,11 +154,7 @@ def compile_pipeline(
     tokens_per_row: Mapping[str, float] | None = None,
     earlier: Sequence[Earlier] = (),
 ) -> Compiled:
-    """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run.
-
-    Raises:
-        ZephonError: the run is misconfigured, or its data cannot be read.
-    """
+    """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run."""
     topology = _topology(source, options)
     names = source.names
     operators.check_datasets(names)
@@ -271,11 +262,7 @@ def _tokens_per_step(operators: Operators, options: Options) -> int | None:
 def _tried(
     worker: DocumentWorker, names: Sequence[str], samples: Sequence[Sample], operators: Operators, options: Options
 ) -> tuple[str, ...]:
-    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people.
-
-    Raises:
-        ZephonError: an operator is not usable, or gives columns of another type than can be tokenized.
-    """
+    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people."""
     if not operators.rows:
         return ()
     sent_for = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None

@@ -22,19 +22,6 @@ from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "FINGERPRINT_NAMES",
-    "STREAM_VERSION",
-    "Content",
-    "check_allowed",
-    "check_fingerprint",
-    "check_ranks_agree",
-    "describe_growth",
-    "fingerprint_of",
-    "number_ranges",
-    "schedule_of",
-]
-
 STREAM_VERSION = 2
 """Raised by every change that alters any stream of records for the same recipe, seed and data."""
 
@@ -106,12 +93,7 @@ def fingerprint_of(
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
 ) -> dict[str, Any]:
-    """What decides the data of a run.
-
-    Args:
-        contents: by dataset name.
-        special: ids of BOS and EOS.
-    """
+    """What decides the data of a run; `contents` by dataset name, `special` the ids of BOS and EOS."""
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
     fields: dict[str, Any] = {
         "stream_version": STREAM_VERSION,
@@ -279,30 +261,14 @@ def _judged(change: Change, *, counted: bool) -> Change:
 def check_allowed(
     allow: Collection[str], fingerprints: Iterable[Mapping[str, Any]] | None, remedy: str = "allow_changes"
 ) -> None:
-    """Refuse names of changes that cannot occur, such as misspelt ones.
-
-    Args:
-        allow: the names.
-        fingerprints: those that may differ; None where no state is known yet, so that any dataset may be meant.
-        remedy: the option that has the names.
-
-    Raises:
-        CheckpointError: the first unknown name, and the known ones.
-    """
+    """Refuse names of changes that cannot occur; without `fingerprints`, while no state is known, any dataset may."""
     known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
     names = [name for name in sorted(allow) if fingerprints is not None or not name.startswith("dataset ")]
     refuse_unknown(names, known, f"name of a change in {remedy}", CheckpointError)
 
 
 def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
-    """Refuse to train where ranks would read different data.
-
-    Args:
-        fingerprints: by rank, of all ranks that read data; at least one.
-
-    Raises:
-        PipelineError: which ranks differ from the first, and in what.
-    """
+    """Refuse to train where ranks, of those that read data, would read different data."""
     lowest = min(fingerprints)
     others = sorted(rank for rank, fingerprint in fingerprints.items() if fingerprint != fingerprints[lowest])
     if others:

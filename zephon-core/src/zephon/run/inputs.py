@@ -25,8 +25,6 @@ from zephon.ops.trial import Sample, probe
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Inputs", "measure_ratios", "open_inputs", "sample_texts"]
-
 _log = logging.getLogger("zephon")
 _SAMPLE_BYTES = 256 << 10
 _LOST_LOGGED = 10
@@ -54,7 +52,7 @@ class Inputs:
 def open_inputs(source: WorkSource, operators: Operators, options: Options) -> Inputs:
     """Open the datasets and load the tokenizer, side by side: both mostly run outside the interpreter lock."""
     index_dir, skips = options.cache.index_dir, options.faults.skips
-    cache, spans = DecodeCache(options.cache.memory_bytes), open_spans(options.cache)
+    cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.disk_bytes), open_spans(options.cache)
     untyped = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
     needs = [
         columns_needed(dataset, chain, operators.encode_for(dataset.name), index_dir, skips, spans)

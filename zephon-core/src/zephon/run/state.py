@@ -25,8 +25,6 @@ from zephon.errors import CheckpointError
 from zephon.ops.stateful import StatefulTransform
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
-__all__ = ["Earlier", "RunState", "join_ranges", "merge_checkpoints", "merge_for_group", "read_states"]
-
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
 
@@ -85,6 +83,13 @@ class RunState:
     earlier: tuple[Earlier, ...] = ()
     history: str = ""
 
+    @property
+    def data(self) -> str:
+        """One SHA-256 over the fingerprint, the measured ratios, also of the runs taken over, and the history."""
+        parts = [*(run.tokens_per_row for run in self.earlier), *filter(None, [self.history])]
+        text = json.dumps([self.fingerprint, self.tokens_per_row, *parts], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, with a checksum over all of them."""
         lanes = {lane: start.as_list() for lane, start in sorted(self.lanes.items())}
@@ -97,11 +102,7 @@ class RunState:
 
     @staticmethod
     def from_dict(data: Any) -> RunState:
-        """Read a state, trusting nothing in it.
-
-        Raises:
-            CheckpointError: it is not a whole, undamaged state of this version.
-        """
+        """Read a state, trusting nothing in it: a `CheckpointError` unless it is whole, sound and of this version."""
         if not isinstance(data, Mapping) or "zephon" not in data:
             raise CheckpointError(
                 f"a state is a dict made by Pipeline.checkpoint(); this is a {type(data).__name__}"
@@ -165,11 +166,7 @@ class RunState:
         return skipped + sum(self.rounds - start.records_before for start in self.lanes.values())
 
     def with_other_tokens(self, plan: Plan) -> RunState:
-        """The state for a plan that makes other records of the same rows: lanes go back to where they can be entered.
-
-        Raises:
-            CheckpointError: it was taken inside a round.
-        """
+        """For a plan that makes other records of the same rows: the state with lanes where they can be entered."""
         if self.extra:
             raise CheckpointError(
                 f"the state was taken inside a round ({self.extra} records after round {self.rounds}), where a change "
@@ -195,11 +192,7 @@ class RunState:
 
 
 def read_states(states: Any) -> list[RunState]:
-    """One state, or a list of them, read; what is read already stays as it is.
-
-    Raises:
-        CheckpointError: it is neither, or one of them is damaged.
-    """
+    """One state, or a list of them, read; what is read already stays as it is."""
     if isinstance(states, Mapping | RunState):
         states = [states]
     if isinstance(states, str | bytes) or not isinstance(states, Iterable):
@@ -219,11 +212,7 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merge_for_group(states: Sequence[RunState], dp_degree: int, dp_group_id: int) -> RunState:
-    """One state for a group to go on from: all of them, or, inside a round, its own.
-
-    Raises:
-        CheckpointError: they are not of one run and one moment.
-    """
+    """One state for a group to go on from: all of them, or, inside a round, its own."""
     own = [state for state in states if (state.dp_degree, state.dp_group_id) == (dp_degree, dp_group_id)]
     if own and own[0].extra and len({(state.dp_degree, state.extra) for state in states}) == 1:
         _merged([replace(state, extra=0) for state in states])
