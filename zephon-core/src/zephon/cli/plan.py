@@ -34,7 +34,7 @@ class Forecast:
 
     def __init__(self, compiled: Compiled) -> None:
         self._curriculum = curriculum = compiled.plan.curriculum
-        self._lanes = compiled.topology.lanes
+        self._lanes = compiled.topology.feeds
         self._ratios = list(compiled.tokens_per_row.values())
         self._chunks = curriculum.chunks_of(0)
         self._rows_in = cache(self._rows_in_chunk)

@@ -62,7 +62,7 @@ class LaneStream:
 
     Args:
         plan: the compiled pipeline.
-        lane: which lane.
+        lane: which lane, or which feed of several lanes.
         start: where the lane is entered.
         skip: records after `start` that have been used already.
         runner: runs the work.
@@ -102,7 +102,7 @@ class LaneStream:
         self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._pieces = self._cut_into_pieces()
         if plan.readahead_bytes and runner.looks_ahead:
-            self._pieces = self._announced(self._pieces, plan.readahead_bytes // plan.topology.width)
+            self._pieces = self._announced(self._pieces, plan.readahead_bytes // len(plan.topology.owned_feeds))
         self._exhausted = False
         self._bytes_under_way = 0.0  # of text submitted and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
@@ -135,14 +135,14 @@ class LaneStream:
         ]
 
     def fill(self, max_pieces: float = math.inf) -> None:
-        """Submit work up to the look-ahead; at least one block where none is pending and no record is ready."""
+        """Submit work up to the look-ahead; at least one block where none is pending and no round is ready."""
         # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
         while (
             max_pieces > 0
             and not self._exhausted
             and (
-                not (self._documents or self._rows or self.ready)
+                not (self._documents or self._rows or self.ready >= self._plan.topology.lanes_per_feed)
                 or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
             )
         ):
@@ -150,9 +150,9 @@ class LaneStream:
             max_pieces -= 1
 
     def advance(self) -> None:
-        """Process finished work until records are ready or the lane has ended."""
+        """Process finished work until the records of a round are ready or the lane has ended."""
         self._move_finished()
-        while not self.ready and not self.ended:
+        while self.ready < self._plan.topology.lanes_per_feed and not self.ended:
             # The work in the last queues is the oldest; workers go on with the rest meanwhile.
             for queue, step in self._steps:
                 if queue:

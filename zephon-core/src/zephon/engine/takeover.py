@@ -15,22 +15,26 @@ __all__ = ["cuts_of"]
 
 
 def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[int, tuple[int, int]]:
-    """By lane: (chunk, rows). Earlier chunks and the first `rows` rows of this one belong to the earlier run.
+    """By feed: (chunk, rows). Earlier chunks and the first `rows` rows of this one belong to the earlier run.
 
     Args:
         plan: of the earlier run.
-        starts: where the owned lanes are entered.
+        starts: where the feeds of this group are entered.
         cursor: records of this group that have been used.
 
     Raises:
-        CheckpointError: a lane gives out the last of its stock.
+        CheckpointError: a lane gives out the last of its stock, or a round of a shared feed is not used up.
     """
+    if plan.topology.lanes_per_feed > 1 and cursor % plan.topology.width:
+        raise CheckpointError(
+            "the state of the run to take over was taken inside a round; expected one of the end of a step."
+        )
     totals = Totals(len(plan.dataset_names))
     runner = InlineRunner()
     cuts = {}
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
-        used = plan.topology.rounds_of_lane(cursor, number)
+        used = plan.topology.records_of_feed(cursor, number)
         lane.reported_records = used - start.records_before
         while lane.starts[-1].records_before < used and not lane.ended:
             lane.advance()

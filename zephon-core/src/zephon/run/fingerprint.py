@@ -14,6 +14,7 @@ from typing import Any
 
 from zephon.config.keys import refuse_unknown
 from zephon.config.options import Options
+from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Ending
 from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.data.catalog import Catalog
@@ -45,6 +46,7 @@ FINGERPRINT_NAMES = (
     "end",
     "endings",
     "ensure_mixture",
+    "feeds",
     "flush_every_k_chunks",
     "groups",
     "order",
@@ -72,7 +74,7 @@ def fingerprint_of(
     source: WorkSource,
     operators: Operators,
     options: Options,
-    lanes: int,
+    topology: Topology,
     documents: Mapping[str, tuple[Catalog, str]],
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
@@ -86,7 +88,7 @@ def fingerprint_of(
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
     fields: dict[str, Any] = {
         "stream_version": STREAM_VERSION,
-        "canonical_replicas": lanes,
+        "canonical_replicas": topology.lanes,
         "seq_len": pack.max_length,
         "tokenizer": tokenizer.content_hash[:16] if tokenizer else "none",
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
@@ -101,6 +103,8 @@ def fingerprint_of(
         "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
         "datasets": source.names,
     }
+    if topology.lanes_per_feed > 1:
+        fields["feeds"] = topology.feeds
     if operators.rows:
         fields["row_operators"] = [_shortened(operator.identity()) for operator in operators.rows]
     if not operators.is_plain:
@@ -117,7 +121,7 @@ def fingerprint_of(
     if isinstance(source, ScheduledMixtureWorkSource):
         fields["schedule"] = schedule_of(source, options, operators)
     if source.continues is not None:
-        before = fingerprint_of(source.continues, operators, options, lanes, documents, tokenizer, special)
+        before = fingerprint_of(source.continues, operators, options, topology, documents, tokenizer, special)
         fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     brief = len(source.names) > _DETAILED_DATASETS
     if pack.homogeneity == "group":
