@@ -48,6 +48,7 @@ def test_two_documents_in_a_record(two_documents):
     assert masked["labels"].tolist() == [[a1, a2, EOS, -100, b1, b2, EOS]]
     assert masked["loss_mask"].tolist() == [[1, 1, 1, 0, 1, 1, 1]]
     assert masked["num_valid_tokens"] == 6
+    assert batch.to_training(boundary_mask_loss=True)["labels"].tolist() == masked["labels"].tolist()
 
 
 def test_torch_tensors_by_default_and_numpy_on_request(two_documents):

@@ -4,10 +4,13 @@ import json
 import sys
 import threading
 from dataclasses import replace
+from itertools import pairwise
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
+from support import train_tiny_tokenizer
 from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
 from zephon.loader import keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
@@ -148,7 +151,8 @@ class TestBatches:
         assert set(inputs) == {"input", "positions"}
         for tensor in (*inputs.values(), labels):
             assert tensor.dtype == torch.int64 and tensor.shape == (2, SEQ)
-        assert torch.equal(inputs["input"][:, 1:], labels[:, :-1])
+        known = labels[:, :-1] != IGNORE_INDEX
+        assert torch.equal(inputs["input"][:, 1:][known], labels[:, :-1][known])
         # Positions begin again after the token that ends a document.
         starts = torch.nonzero(inputs["input"][:, :-1] == tokenizer.eos_id)
         assert len(starts) and all(inputs["positions"][row, at + 1] == 0 for row, at in starts.tolist())
@@ -165,7 +169,7 @@ class TestBatches:
         assert torch.equal(flat["positions"], rows["positions"].flatten())
         assert torch.equal(flat_labels, labels.flatten())
         counted, _ = first(max_context_length=SEQ, num_tokens_per_microbatch=2 * SEQ)
-        assert counted["num_valid_tokens"] == 2 * SEQ and not counted["padding_mask"].any()
+        assert counted["num_valid_tokens"] == int((labels != IGNORE_INDEX).sum()) and not counted["padding_mask"].any()
         assert counted["padding_mask"].shape == (2 * SEQ,)
 
     @pytest.mark.parametrize(
@@ -194,6 +198,73 @@ class TestBatches:
         (here, _), (there, _) = (take(peer, 4) for peer in peers)
         for (inputs, labels), (others, other_labels) in zip(here, there, strict=True):
             assert torch.equal(inputs["input"], others["input"]) and torch.equal(labels, other_labels)
+
+
+class TestDocuments:
+    """The stock loader gives the label of a document's last token to no other document (pytorch/torchtitan#4075)."""
+
+    @staticmethod
+    def stock(folder, texts, monkeypatch):
+        """(inputs, labels) of every document of TorchTitan's own loader."""
+        import datasets
+        from torchtitan.components.tokenizer import HuggingFaceTokenizer
+        from torchtitan.hf_datasets import DatasetConfig, text_datasets
+
+        data = datasets.Dataset.from_dict({"text": texts})
+        rows = DatasetConfig(path="", loader=lambda path: data, sample_processor=lambda row: row["text"])
+        monkeypatch.setitem(text_datasets.DATASETS, "zephon", rows)
+        theirs = HuggingFaceTokenizer(tokenizer_path=str(folder))
+        places = sum(len(theirs.encode(text, add_bos=True, add_eos=True)) - 1 for text in texts)
+        ((inputs, labels),) = text_datasets.HuggingFaceTextDataset("zephon", None, theirs, places)
+        bounds = [*torch.nonzero(inputs["positions"] == 0).flatten().tolist(), places]
+        return theirs, sorted((inputs["input"][a:b].tolist(), labels[a:b].tolist()) for a, b in pairwise(bounds))
+
+    @staticmethod
+    def ours(config, tokenizer):
+        """The same of this loader, places without a loss left out; documents lie whole in records of a flat batch."""
+        loader = build(replace(config, infinite=False), tokenizer, seq_len=256, local_batch_size=1)
+        found = []
+        for inputs, labels in loader:
+            tokens, positions, labels = (each[0] for each in (inputs["input"], inputs["positions"], labels))
+            bounds = [*torch.nonzero(positions == 0).flatten().tolist(), len(tokens)]
+            parts = [(tokens[a:b], labels[a:b], labels[a:b] != IGNORE_INDEX) for a, b in pairwise(bounds)]
+            found += [(part[kept].tolist(), label[kept].tolist()) for part, label, kept in parts if kept.any()]
+        return sorted(found)
+
+    @pytest.mark.parametrize(
+        "bos, eos, policy",
+        [
+            ("<|bos|>", "<|eos|>", "auto"),
+            (None, "<|eos|>", "auto"),
+            (None, None, "none"),
+            ("<|eos|>", "<|eos|>", "bos_eos"),  # GPT-2, where "auto" adds EOS alone
+        ],
+    )
+    def test_are_trained_on_as_by_torchtitans_own_loader(self, recipe, tmp_path, monkeypatch, bos, eos, policy):
+        folder = train_tiny_tokenizer(tmp_path / "tokenizer", bos=bos, eos=eos)
+        texts = [row for name in "ab" for row in pq.read_table(recipe.with_name(name))["text"].to_pylist()]
+        theirs, expected = self.stock(folder, texts, monkeypatch)
+        whole = config(recipe, special_tokens=policy, pack_algorithm="best_fit", num_bins=4)
+        assert self.ours(whole, theirs) == expected
+
+    def test_where_bos_is_eos_the_first_token_is_no_label_unless_asked_for(self, recipe, tmp_path, monkeypatch):
+        folder = train_tiny_tokenizer(tmp_path / "tokenizer", bos="<|eos|>", eos="<|eos|>")
+        texts = [row for name in "ab" for row in pq.read_table(recipe.with_name(name))["text"].to_pylist()]
+        theirs, expected = self.stock(folder, texts, monkeypatch)
+        whole = config(recipe, pack_algorithm="best_fit", num_bins=4)
+        assert self.ours(whole, theirs) == [(inputs[1:], labels[1:]) for inputs, labels in expected]
+
+    @pytest.mark.parametrize("flat", [False, True])
+    def test_wrapped_over_records_have_no_label_of_another_document_either(self, recipe, tokenizer, flat):
+        sizes = {"max_context_length": SEQ, "num_tokens_per_batch": 2 * SEQ} if flat else {}
+        batches, _ = take(build(config(recipe, special_tokens="none"), tokenizer, **sizes), 20)
+        seen = 0
+        for inputs, labels in batches:
+            positions, labels = inputs["positions"].reshape(-1, SEQ), labels.reshape(-1, SEQ)
+            restarts = positions[:, 1:] == 0
+            assert torch.equal(labels[:, :-1] == IGNORE_INDEX, restarts)
+            seen += int(restarts.sum())
+        assert seen > 10
 
 
 class TestChecks:

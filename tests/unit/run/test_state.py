@@ -222,20 +222,24 @@ def test_only_what_can_differ_can_be_allowed_to(tiny_tokenizer, states):
     build(tiny_tokenizer).restore(states, allow_changes=[*FINGERPRINT_NAMES, "dataset d"])
 
 
-def test_every_name_of_a_fingerprint_can_be_allowed(tiny_tokenizer):
-    a, b = (Dataset.from_dict(name, {"text": ["some text"] * 9}, group="g") for name in "ab")
+def test_every_name_of_a_fingerprint_is_known(tmp_path, tiny_tokenizer):
+    a = Dataset.from_dict("a", {"text": ["some text"] * 9}, group="g")
+    (tmp_path / "b.part").write_text('{"text": "some text"}\n' * 9)
+    b = Dataset.from_path("b", tmp_path / "b.part", "jsonl", group="g")
     stage = Stage({"a": 1.0, "b": 1.0})
     old = StaticMixtureWorkSource([a], seed=1, reshuffle_on_repeat=False)
     order = {"seed": 1, "reshuffle_on_repeat": False, "per_dataset": {"b": {"shuffle_shards": False, "max_repeats": 1}}}
     new = ScheduledMixtureWorkSource([a, b], schedule=[stage], continues=old, **order)
     names = set()
     for source in (old, new):
-        pipeline = Pipeline(source).options(runner="inline").filter("text != ''").tokenize(tiny_tokenizer, max_length=5)
+        pipeline = Pipeline(source).options(runner="inline").text_template("{text}", into="doc")
+        pipeline = pipeline.tokenize(tiny_tokenizer, field="doc", max_length=5)
         for packed in (
             pipeline.pack_flat(8, "best_fit", homogeneity="group"),
             pipeline.ensure_mixture().pack_flat(8).shuffle(9),
         ):
             names |= set(packed.batch(1).fingerprint())
+    names |= set(packed.options(canonical_replicas=2, feeds=1).batch(1).fingerprint())
     assert {name for name in names if not name.startswith("dataset ")} == set(FINGERPRINT_NAMES)
 
 

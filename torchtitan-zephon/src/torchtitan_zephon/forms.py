@@ -42,9 +42,13 @@ class Form:
     counts: bool = False
 
     def shape(self, batch: SampleBatch) -> tuple[dict[str, Any], Any]:
-        """Inputs and labels; labels are IGNORE_INDEX where no loss is computed."""
+        """Inputs and labels; labels are IGNORE_INDEX where no loss is computed.
+
+        A document does not predict the next one, as in TorchTitan's own loaders.
+        """
         fields = batch.to_training(
             ignore_index=IGNORE_INDEX,
+            boundary_mask_loss=True,
             rename_fields={"input_ids": "input", "position_ids": "positions"},
             return_padding_mask=self.counts,
             return_num_valid_tokens=self.counts,

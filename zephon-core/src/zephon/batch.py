@@ -167,6 +167,7 @@ class SampleBatch:
         dtype: Any = "int64",
         ignore_index: int = DEFAULT_IGNORE_INDEX,
         eos_mask_loss: bool = False,
+        boundary_mask_loss: bool = False,
         eos_token_id: int | None = None,
         return_loss_mask: bool = False,
         return_padding_mask: bool = False,
@@ -185,8 +186,8 @@ class SampleBatch:
             The first S tokens of each record.
         labels
             The last S tokens: the token that follows each input. `ignore_index` where the label is padding or is not
-            trained on (chat turns of others, say), and, with `eos_mask_loss`, where the input is EOS, since what
-            follows is another document.
+            trained on (chat turns of others, say); with `eos_mask_loss` also where the input is EOS, and with
+            `boundary_mask_loss` where the label is the first token of another document (its position is 0).
         position_ids
             "preserve": the positions given with the data, else the place within the document, from 0 at every start of
             a document or record (and of padding); "sequence": place within the record; None leaves the field out.
@@ -224,9 +225,12 @@ class SampleBatch:
         n, seq_len = len(block), block.tokens.shape[1] - 1
         inputs = block.tokens[:, :-1]
         places = np.arange(seq_len, dtype=np.int32)
-        ignored = self._ignored(places, eos_mask_loss, eos_token_id)
         counted = block.counted_positions()
-
+        positions = counted if block.positions is None else block.positions
+        ignored = self._ignored(places, eos_mask_loss, eos_token_id)
+        if boundary_mask_loss:
+            restarts = (positions[:, 1:] == 0) | (counted[:, 1:] == 0)
+            ignored = restarts if ignored is None else ignored | restarts
         fields: dict[str, Any] = {"input_ids": inputs.astype(integers, copy=False)}
         fields["labels"] = block.tokens[:, 1:].astype(integers, copy=ignored is not None)
         if ignored is not None:
@@ -237,7 +241,6 @@ class SampleBatch:
         if position_mode == "sequence":
             fields["position_ids"] = np.tile(places.astype(integers), (n, 1))
         elif position_mode == "preserve":
-            positions = counted if block.positions is None else block.positions
             fields["position_ids"] = positions[:, :-1].astype(integers)
         if return_loss_mask:
             fields["loss_mask"] = np.ones((n, seq_len), dtype=np.float32)

@@ -31,7 +31,7 @@ from zephon.errors import RecipeError, ZephonError
 __all__ = [
     "Column", "Count", "Folder", "Key", "Limit", "Location", "Name", "Positive", "Prose", "Share", "Size", "Weight",
     "Weights", "Whole", "check", "check_keys", "expectation", "key", "keys_of", "nearest", "quote", "refuse_unknown",
-    "seen", "within",
+    "seen", "settings_of", "within",
 ]  # fmt: skip
 
 MAX_INT32 = 2**31 - 1
@@ -125,7 +125,8 @@ def key(default: Any = MISSING, doc: str = "", *, decides_data: bool = True) -> 
     Args:
         default: the value where the key is not given, which None stands for; a key without it has to be given.
         doc: what the key means.
-        decides_data: whether another value gives other records; else the key is about speed, memory or reports.
+        decides_data: whether another value gives other records; else the key is about speed, memory or reports. Of
+            an operator all fields decide data, keys or not, that do not say otherwise.
     """
     return field(default=default, metadata={"doc": doc, "decides_data": decides_data})
 
@@ -167,6 +168,11 @@ def keys_of(cls: type) -> dict[str, Key]:
         hints = get_type_hints(cls, include_extras=True)
         _KEYS[cls] = {f.name: Key(f.name, hints[f.name], f.default, **f.metadata) for f in fields(cls) if f.metadata}
     return _KEYS[cls]
+
+
+def settings_of(instance: Any) -> dict[str, Any]:
+    """The settings of an operator that decide data, by name: for fingerprints."""
+    return {f.name: getattr(instance, f.name) for f in fields(instance) if f.metadata.get("decides_data", True)}
 
 
 def check(kind: Any, value: Any, name: str, error: type[ZephonError] = RecipeError) -> Any:

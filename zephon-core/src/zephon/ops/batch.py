@@ -17,7 +17,9 @@ class Batch:
 
     kind: ClassVar[str] = "batch"
 
-    microbatch_size: Positive = key(doc="Records per microbatch; it never changes the order of records.")
+    microbatch_size: Positive = key(
+        doc="Records per microbatch; it never changes the order of records.", decides_data=False
+    )
     drop_last: bool = key(
         True,
         "At the end of a finite run leave out what fills no record or no microbatch, and report it; else the last "

@@ -15,7 +15,7 @@ from zephon.config.settings import ChatLoss
 from zephon.errors import PipelineError
 from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from zephon.ops.chat_specials import SpellableTokens
-from zephon.ops.chat_template import TemplateFailure, chat_templates
+from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
@@ -48,6 +48,10 @@ class TokenizeChat(EncodeOptions):
     """
 
     kind: ClassVar[str] = "tokenize_chat"
+    layout: ClassVar[str] = (
+        "chat {datasets} {field} {response} {input} {tools} loss={loss} assistant_tokens={assistant_tokens} date={date}"
+    )
+    resolved_settings: ClassVar[frozenset[str]] = EncodeOptions.resolved_settings | {"chat_template"}
     tokenizer_id: str | os.PathLike[str]
     field: Column = key(
         "auto",
@@ -136,13 +140,6 @@ class TokenizeChat(EncodeOptions):
         """The worker, for a tokenizer that is loaded and checked."""
         return ChatEncoder(self, tokenizer, bos, eos)
 
-    def identity(self) -> str:
-        """What decides the tokens besides tokenizer, template and special tokens, for fingerprints."""
-        return (
-            f"chat {self.datasets or 'all'} {self.field} {self.response} {self.input} {self.tools} loss={self.loss} "
-            f"assistant_tokens={self.assistant_tokens} date={self.date}{self.limit_identity}"
-        )
-
 
 class ChatEncoder(Encoder):
     """The worker of `TokenizeChat`.
@@ -161,6 +158,10 @@ class ChatEncoder(Encoder):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChatEncoder, (self._spec, self._tokenizer, self._bos, self._eos)
+
+    def details(self, usual: tuple[int | None, int | None] = (None, None)) -> dict[str, str]:
+        """Special tokens, and a digest of the templates with what they are filled with."""
+        return {**super().details(usual), "chat_template": digest_of(self._template, self._tool_template)}
 
     def texts(self, rows: Rows) -> list[str]:
         """The conversations as text, without special tokens."""

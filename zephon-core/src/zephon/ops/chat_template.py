@@ -8,6 +8,7 @@ without one; `random` is missing. `{% generation %} ... {% endgeneration %}` mar
 from __future__ import annotations
 
 import datetime
+import hashlib
 import json
 import os
 import re
@@ -18,7 +19,7 @@ from typing import Any
 from zephon.errors import PipelineError
 from zephon.tokenizer.load import read_chat_settings, read_template_file
 
-__all__ = ["ChatTemplate", "TemplateFailure", "chat_templates"]
+__all__ = ["ChatTemplate", "TemplateFailure", "chat_templates", "digest_of"]
 
 # Lone surrogates are in no text, so nothing that a conversation says is taken for one.
 _BEGIN, _END = "\udce0", "\udce1"
@@ -39,6 +40,7 @@ class ChatTemplate:
 
     Attributes:
         marks_generation: whether it has {% generation %} blocks.
+        source, tokens: as given.
 
     Raises:
         PipelineError: it does not compile, or the date is none.
@@ -62,6 +64,7 @@ class ChatTemplate:
                 f"the chat template cannot be compiled{f' (line {line})' if line else ''}: {str(error) or 'too deep'}."
             ) from None
         self.marks_generation = any(node.data == _BEGIN for node in data)
+        self.source, self.tokens = source, dict(tokens)
         self._fixed = {**tokens, "documents": None}
 
     def render(
@@ -113,6 +116,12 @@ def chat_templates(
     plain = ChatTemplate(templates.get("default") or next(iter(templates.values())), tokens, date)
     with_tools = templates.get("tool_use")
     return plain, ChatTemplate(with_tools, tokens, date) if with_tools else plain
+
+
+def digest_of(*templates: ChatTemplate) -> str:
+    """A digest of the sources of templates and of their special tokens."""
+    content = json.dumps([[template.source, sorted(template.tokens.items())] for template in templates])
+    return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def _environment() -> Any:

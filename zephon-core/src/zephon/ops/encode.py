@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from string import Formatter
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from zephon.columns.records import ragged_take
-from zephon.config.keys import Positive, Workers, check_keys, key
+from zephon.config.keys import Positive, Workers, check_keys, key, settings_of
 from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
@@ -19,9 +20,17 @@ __all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
-    """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`."""
+    """Options of `Tokenize`, `TokenizeChat` and `Pretokenized`.
+
+    Attributes:
+        layout: the head of its text in fingerprints.
+        resolved_settings: those that fingerprints have in another form: as digest of the tokenizer, as ids, as
+            `Encoder.details`.
+    """
 
     kind: ClassVar[str]
+    layout: ClassVar[str]
+    resolved_settings: ClassVar[frozenset[str]] = frozenset(["tokenizer_id", "special_tokens"])
     special_tokens: SpecialTokens = key(
         "auto",
         'Tokens round each document: "bos_eos", "bos", "eos", "none", or "auto": for text EOS, and BOS where the '
@@ -56,10 +65,16 @@ class EncodeOptions:
         """Columns that it reads where they exist."""
         return ()
 
-    @property
-    def limit_identity(self) -> str:
-        """The limit of tokens, for fingerprints."""
-        return f" max_length={self.max_length} split={self.split_long_samples}" if self.max_length else ""
+    def identity(self) -> str:
+        """All settings that decide data, as text, for fingerprints: those of the layout, and others that are set."""
+        settings = settings_of(self)
+        layout = (
+            f"{self.layout} max_length={{max_length}} split={{split_long_samples}}" if self.max_length else self.layout
+        )
+        named = {name for _, name, _, _ in Formatter().parse(layout)}
+        others = (f for f in fields(self) if f.name in settings.keys() - named - self.resolved_settings)
+        more = (f" {f.name}={settings[f.name]}" for f in others if settings[f.name] != f.default)
+        return layout.format(**settings | {"datasets": self.datasets or "all"}) + "".join(more)
 
 
 @dataclass(slots=True)
@@ -139,6 +154,11 @@ class Encoder:
                 f"{options.kind} max_length is {options.max_length}; expected more than the {self._extra} special "
                 "token(s) round each document."
             )
+
+    def details(self, usual: tuple[int | None, int | None] = (None, None)) -> dict[str, str]:
+        """Resolved settings for the fingerprint; BOS and EOS where they are not the usual ones."""
+        own = self._bos, self._eos
+        return {} if own == usual else {"special_tokens": "bos={} eos={}".format(*own)}
 
     def alike(self, rows: Rows) -> Rows:
         """The columns to encode, in types that are the same for every dataset; without rows that do not fit."""

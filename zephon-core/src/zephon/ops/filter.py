@@ -23,6 +23,7 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import column_of, one_chunk, string_array, true_mask
 from zephon.columns.damage import shown_value
+from zephon.config.keys import key
 from zephon.errors import PipelineError
 from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, one_line, python_rows, require_columns
 from zephon.ops.typing import in_halves
@@ -62,7 +63,7 @@ class Filter(RowOperator):
     condition: str | Expression | Callable[[dict[str, Any]], Any]
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
-    runner: str | None = None
+    runner: str | None = key(None, decides_data=False)
 
     def __post_init__(self) -> None:
         if isinstance(self.condition, str):
@@ -87,11 +88,6 @@ class Filter(RowOperator):
     @property
     def function(self) -> Any:
         return None if isinstance(self.condition, Expression) else self.condition
-
-    def identity(self) -> str:
-        if isinstance(self.condition, Expression):
-            return f"filter {self.condition.text} {self.columns} {self.datasets}"
-        return super().identity()
 
     def apply(self, rows: Rows) -> None:
         if isinstance(self.condition, Expression):
@@ -127,6 +123,9 @@ class Expression:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Expression, (self.text,)
+
+    def __str__(self) -> str:
+        return self.text
 
     def kept(self, table: pa.Table, on_fault: Callable[[int, str], None]) -> np.ndarray:
         """The rows of `table` to keep, int64[k], ascending.

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from zephon.columns.arrow import int64_array, one_chunk, values_of
 from zephon.columns.faults import reason_of
+from zephon.config.keys import key
 from zephon.errors import PipelineError
 from zephon.ops.identity import name_of
 from zephon.ops.rows import FAILED, ROW_COLUMN, Rows, UserOperator, each_row, python_rows, require_columns
@@ -38,16 +39,13 @@ class MapTransform(UserOperator):
 
     kind: ClassVar[str] = "map_transform"
     types: Mapping[str, pa.DataType | str] | Types = ()
-    probed: bool = False
+    probed: bool = key(False, decides_data=False)
 
     def __post_init__(self) -> None:
         if not callable(self.transform):
             raise PipelineError(f"map_transform takes a function of a row; {self.transform!r} is given.")
         object.__setattr__(self, "types", _checked_types(self.types))
         super().__post_init__()
-
-    def identity(self) -> str:
-        return super().identity() + (f" {self.types}" if self.types and not self.probed else "")
 
     def apply(self, rows: Rows) -> None:
         results = each_row(rows, self, self.transform, python_rows(rows, self))
@@ -174,7 +172,7 @@ class MapBatches(UserOperator):
     """
 
     kind: ClassVar[str] = "map_batches"
-    types: Types = ()
+    types: Types = key((), decides_data=False)
 
     def __post_init__(self) -> None:
         if not callable(self.transform):

@@ -9,12 +9,15 @@ import numpy as np
 from msgspec import Meta
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
-from zephon.config.keys import Limit, Positive, Workers, check_keys, key, keys_of, seen
+from zephon.config.keys import Limit, Positive, Workers, check_keys, key, keys_of, seen, settings_of
 from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
 __all__ = ["PackFlat", "PackSequences", "WrapPacker"]
+
+
+_NAMED_APART = ("max_length", "algorithm")  # the settings that fingerprints have under names of their own
 
 
 @dataclass(frozen=True)
@@ -74,10 +77,8 @@ class PackFlat:
         """Everything that decides the data besides `max_length`, in a few words."""
         if not self.has_bins:
             return self.algorithm
-        return (
-            f"{self.algorithm} num_bins={self.num_bins} max_documents_per_record={self.max_documents_per_record} "
-            f"homogeneity={self.homogeneity} oversized={self.oversized}"
-        )
+        others = (f" {name}={value}" for name, value in settings_of(self).items() if name not in _NAMED_APART)
+        return self.algorithm + "".join(others)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class Pretokenized(EncodeOptions):
     """
 
     kind: ClassVar[str] = "pretokenized"
+    layout: ClassVar[str] = "tokens {datasets} {field} {loss} {labels} {positions}"
     field: Column = key("input_ids", "The column of ids.")
     loss: Column | None = key(
         None, "Column of lists of flags, or of 0 and 1, as long as the ids: whether a token is trained on as a label."
@@ -71,13 +72,6 @@ class Pretokenized(EncodeOptions):
     def encoder(self, tokenizer: Tokenizer | None, bos: int | None, eos: int | None) -> PretokenizedEncoder:
         """The worker."""
         return PretokenizedEncoder(self, tokenizer.vocab_size if tokenizer else 1 << 32, bos, eos)
-
-    def identity(self) -> str:
-        """What decides the tokens besides their special tokens, for fingerprints."""
-        return (
-            f"tokens {self.datasets or 'all'} {self.field} {self.loss} {self.labels} {self.positions}"
-            f"{self.limit_identity}"
-        )
 
 
 class PretokenizedEncoder(Encoder):

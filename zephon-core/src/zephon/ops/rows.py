@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import bool_array, int64_array
 from zephon.columns.faults import reason_of
+from zephon.config.keys import key, settings_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import identity_of, name_of
 from zephon.ops.typing import in_halves
@@ -150,8 +151,9 @@ class RowOperator:
         raise NotImplementedError
 
     def identity(self) -> str:
-        """What decides its result, as text that is the same in every process; for fingerprints."""
-        return f"{self.kind} {self.code} {self.columns} {self.datasets}"
+        """Its kind and all settings that decide data, as text that is the same in every process; for fingerprints."""
+        shown = (self.code if callable(value) else value for value in settings_of(self).values() if value != ())
+        return " ".join(map(str, (self.kind, *shown)))
 
     def is_for(self, dataset: str) -> bool:
         """Whether rows of this dataset go through it."""
@@ -171,7 +173,7 @@ class UserOperator(RowOperator):
     transform: Any
     columns: Sequence[str] | None = None
     datasets: Sequence[str] | None = None
-    runner: str | None = None
+    runner: str | None = key(None, decides_data=False)
 
     def __post_init__(self) -> None:
         check_operator(self)

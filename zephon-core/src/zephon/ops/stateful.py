@@ -18,6 +18,7 @@ import pyarrow as pa
 from zephon.columns.arrow import int64_array
 from zephon.columns.faults import reason_of
 from zephon.columns.records import RowBlock, RowPart
+from zephon.config.keys import key
 from zephon.errors import PipelineError
 from zephon.ops.documents import DocumentWorker, Emitted
 from zephon.ops.functions import MapTransform, rows_given
@@ -67,8 +68,8 @@ class StatefulTransform(UserOperator):
     """
 
     kind: ClassVar[str] = "stateful_transform"
-    types: Types = ()
-    made: Types = ()
+    types: Types = key((), decides_data=False)
+    made: Types = key((), decides_data=False)
 
     def __post_init__(self) -> None:
         for name in ("init_state", "push", "flush"):

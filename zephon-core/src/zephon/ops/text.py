@@ -52,9 +52,6 @@ class DecodeText(RowOperator):
     def label(self) -> str:
         return f"decode_text({self.field})"
 
-    def identity(self) -> str:
-        return f"decode_text {self.field} {self.encoding} {self.errors} {self.datasets}"
-
     def apply(self, rows: Rows) -> None:
         require_columns(rows.table, self.columns, self.label)
         column = one_chunk(rows.table.column(self.field))
@@ -114,9 +111,6 @@ class TextTemplate(RowOperator):
     @property
     def makes(self) -> tuple[str, ...]:
         return (self.into,)
-
-    def identity(self) -> str:
-        return f"text_template {self.template} {self.into} {self.datasets}"
 
     def apply(self, rows: Rows) -> None:
         require_columns(rows.table, self.columns, self.label)

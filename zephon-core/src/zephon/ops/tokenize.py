@@ -28,16 +28,14 @@ class Tokenize(EncodeOptions):
     """
 
     kind: ClassVar[str] = "tokenize"
+    layout: ClassVar[str] = "text {datasets}"
+    resolved_settings: ClassVar[frozenset[str]] = EncodeOptions.resolved_settings | {"field"}
     tokenizer_id: str | os.PathLike[str]
     field: Column = key("text", "The column with the text; a dataset's own `text_field` takes its place there.")
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> TextEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
         return TextEncoder(self, tokenizer, bos, eos)
-
-    def identity(self) -> str:
-        """What decides the tokens besides tokenizer and special tokens, for fingerprints."""
-        return f"text {self.datasets or 'all'}{self.limit_identity}"
 
 
 class TextEncoder(Encoder):

@@ -16,6 +16,7 @@ import numpy as np
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
+from zephon.config.keys import keys_of
 from zephon.config.options import Options, default_lookahead, default_workers
 from zephon.config.topology import Topology, resolve_feeds
 from zephon.curriculum.source import WorkSource
@@ -35,7 +36,7 @@ from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.trial import Sample, check_operators
 from zephon.ops.typing import Types, types_of
-from zephon.run.fingerprint import describe_growth, fingerprint_of
+from zephon.run.fingerprint import Content, describe_growth, fingerprint_of
 from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
@@ -64,7 +65,7 @@ class Compiled:
         earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
         fingerprint: everything that decides the data, by name, as JSON types.
         workers: threads by kind of work.
-        documents: by dataset name, its catalog and the column that holds the document.
+        contents: by dataset name.
         findings: what the check of the user's own operators found besides.
     """
 
@@ -73,7 +74,7 @@ class Compiled:
     options: Options
     topology: Topology
     datasets: tuple[OpenDataset, ...]
-    documents: dict[str, tuple[Catalog, str]]
+    contents: dict[str, Content]
     tokenizer: Tokenizer | None
     special: _SpecialIds
     tokens_per_row: dict[str, float]
@@ -137,7 +138,7 @@ class Compiled:
 
     def describe_growth(self, field: str, before: Any) -> str:
         """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""
-        for name, (catalog, column) in self.documents.items():
+        for name, (catalog, column, _) in self.contents.items():
             if field == f"dataset {name}":
                 return describe_growth(catalog, column, self.source.relative_weights[name], before)
         return ""
@@ -223,19 +224,22 @@ def compile_pipeline(
         faults=options.faults,
         stateful=None if stateful is None else StatefulStage(stateful, worker(before), names, types),
     )
-    documents = {d.name: (d.catalog, need.size_column) for d, need in zip(datasets, needs, strict=True)}
+    contents = {
+        name: Content(dataset.catalog, need.size_column, _details(need, chain, encoder, special))
+        for name, dataset, need, chain, encoder in zip(names, datasets, needs, inputs.chains, encoders, strict=True)
+    }
     return Compiled(
         source=source,
         operators=operators,
         options=options,
         topology=topology,
         datasets=datasets,
-        documents=documents,
+        contents=contents,
         tokenizer=tokenizer,
         special=special,
         tokens_per_row=ratios,
         earlier=tuple(earlier),
-        fingerprint=fingerprint_of(source, operators, options, topology, documents, tokenizer, special),
+        fingerprint=fingerprint_of(source, operators, options, topology, contents, tokenizer, special),
         workers=workers,
         plan=plan,
         findings=findings,
@@ -338,6 +342,17 @@ def _encoders(
     if eos is None and tokenizer is not None and not all(isinstance(op, Tokenize) for op in operators.encode):
         eos = tokenizer.eos_id  # documents bring their own
     return [by_operator[need.encode] for need in needs], (bos, eos)
+
+
+def _details(need: Needs, chain: Sequence[RowOperator], encoder: Encoder, special: _SpecialIds) -> dict[str, str]:
+    """Resolved settings of what encodes a dataset, as far as the fingerprint has them nowhere else."""
+    encode = need.encode
+    if not isinstance(encode, Tokenize):
+        return encoder.details()
+    # Where it is read as it stands, the column is that of the dataset.
+    is_read = need.columns.get(encode.field) == need.size_column and not any(op.function for op in chain)
+    field = {} if is_read or encode.field == keys_of(Tokenize)["field"].default else {"field": encode.field}
+    return encoder.details(special) | field
 
 
 def _around_stateful(

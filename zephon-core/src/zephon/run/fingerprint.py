@@ -10,14 +10,15 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
-from zephon.config.keys import refuse_unknown
+from zephon.config.keys import refuse_unknown, settings_of
 from zephon.config.options import Options
 from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Ending
 from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.data.catalog import Catalog
+from zephon.data.formats.registry import names_say
 from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
@@ -25,6 +26,7 @@ from zephon.tokenizer.tokenizer import Tokenizer
 __all__ = [
     "FINGERPRINT_NAMES",
     "STREAM_VERSION",
+    "Content",
     "check_allowed",
     "check_fingerprint",
     "check_ranks_agree",
@@ -42,12 +44,14 @@ FINGERPRINT_NAMES = (
     "chunk_size",
     "continues",
     "datasets",
+    "document_details",
     "documents",
     "end",
     "endings",
     "ensure_mixture",
     "feeds",
     "flush_every_k_chunks",
+    "formats",
     "groups",
     "order",
     "orders",
@@ -70,19 +74,27 @@ FINGERPRINT_NAMES = (
 _DETAILED_DATASETS = 12  # with more of them a state would outgrow its 4 KB
 
 
+class Content(NamedTuple):
+    """What a dataset holds: its catalog, the column of its documents, and resolved settings of what encodes them."""
+
+    catalog: Catalog
+    column: str
+    details: Mapping[str, str]
+
+
 def fingerprint_of(
     source: WorkSource,
     operators: Operators,
     options: Options,
     topology: Topology,
-    documents: Mapping[str, tuple[Catalog, str]],
+    contents: Mapping[str, Content],
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
 ) -> dict[str, Any]:
     """What decides the data of a run.
 
     Args:
-        documents: by dataset name, its catalog and the column that holds the document.
+        contents: by dataset name.
         special: ids of BOS and EOS.
     """
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
@@ -94,13 +106,13 @@ def fingerprint_of(
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
         "special_tokens": f"bos={special[0]} eos={special[1]}",
         "pack_algorithm": pack.described(),
-        "shuffle": f"buffer_size={shuffle.buffer_size} seed={shuffle.seed}" if shuffle else "none",
+        "shuffle": _settings(shuffle) if shuffle else "none",
         "seed": source.seed,
         "chunk_size": source.chunk_size,
         "flush_every_k_chunks": options.flush_every_k_chunks,
         "order": f"shards={source.shuffle_shards} rows={source.shuffle_within_shard} block={source.shuffle_block_size}",
-        "end": f"drop_last={operators.batch.drop_last}" if source.finite else "repeat",
-        "token_estimation": f"sample_bytes={source.estimation.sample_bytes}" if source.estimation else "none",
+        "end": _settings(operators.batch) if source.finite else "repeat",
+        "token_estimation": _settings(source.estimation) if source.estimation else "none",
         "datasets": source.names,
     }
     if topology.lanes_per_feed > 1:
@@ -110,7 +122,7 @@ def fingerprint_of(
     if not operators.is_plain:
         fields["documents"] = [_shortened(operator.identity()) for operator in operators.encode]
     if mixture:
-        fields["ensure_mixture"] = f"buffer_size={mixture.buffer_size}"
+        fields["ensure_mixture"] = _settings(mixture)
     if not source.reshuffle_on_repeat:
         fields["reshuffle_on_repeat"] = False
     endings = {name: source.ending(name) for name in source.names}
@@ -121,16 +133,30 @@ def fingerprint_of(
     if isinstance(source, ScheduledMixtureWorkSource):
         fields["schedule"] = schedule_of(source, options, operators)
     if source.continues is not None:
-        before = fingerprint_of(source.continues, operators, options, topology, documents, tokenizer, special)
+        before = fingerprint_of(source.continues, operators, options, topology, contents, tokenizer, special)
         fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     brief = len(source.names) > _DETAILED_DATASETS
     if pack.homogeneity == "group":
         groups = {dataset.name: dataset.group for dataset in source.datasets if dataset.group}
-        fields["groups"] = hashlib.sha256(json.dumps(groups).encode()).hexdigest()[:10] if brief else groups
+        fields["groups"] = _digest(groups) if brief else groups
     for name, weight in source.relative_weights.items():
-        catalog, column = documents[name]
+        catalog, column, _ = contents[name]
         fields[f"dataset {name}"] = _dataset_field(catalog, catalog.n_shards, column, weight, brief)
+    given = {d.name: contents[d.name].catalog for d in source.datasets if d.fmt is not None}
+    formats = {name: c.fmt for name, c in given.items() if not names_say(c.fmt, c.shard_names.to_pylist())}
+    details = {name: dict(contents[name].details) for name in source.names if contents[name].details}
+    for name, by_dataset in (("formats", formats), ("document_details", details)):
+        if by_dataset:
+            fields[name] = _digest(by_dataset) if brief else by_dataset
     return fields
+
+
+def _settings(operator: Any) -> str:
+    return " ".join(f"{name}={value}" for name, value in settings_of(operator).items())
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:10]
 
 
 def schedule_of(source: ScheduledMixtureWorkSource, options: Options, operators: Operators) -> list[list[Any]]:
@@ -159,8 +185,7 @@ def _dataset_field(catalog: Catalog, n_shards: int, column: str, weight: float, 
         content["revision"] = catalog.pin
     if not brief:
         return content
-    digest = hashlib.sha256(json.dumps(content).encode()).hexdigest()[:10]
-    return f"{n_shards}/{content['rows']}/{weight:.6g}/{digest}"
+    return f"{n_shards}/{content['rows']}/{weight:.6g}/{_digest(content)}"
 
 
 def _rows(catalog: Catalog, n_shards: int) -> int:

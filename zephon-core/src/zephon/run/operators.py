@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from zephon.errors import PipelineError
@@ -86,7 +86,7 @@ class Operators:
     def is_plain(self) -> bool:
         """Whether text goes into the tokenizer as it is read, and no further."""
         first = self.encode[0]
-        return not self.rows and len(self.encode) == 1 and isinstance(first, Tokenize) and first.max_length is None
+        return not self.rows and len(self.encode) == 1 and replace(first, datasets=None).identity() == "text all"
 
     @property
     def stateful(self) -> StatefulTransform | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import posixpath
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
 from zephon.data.fetch import Spans
@@ -23,7 +24,7 @@ from zephon.data.formats.webdataset import WebDataset
 from zephon.data.storage import Listing
 from zephon.errors import DataError, RecipeError
 
-__all__ = ["GROUP", "PLUGINS", "format_named", "formats", "select_format"]
+__all__ = ["GROUP", "PLUGINS", "format_named", "formats", "names_say", "select_format"]
 
 GROUP = "zephon.formats"
 PLUGINS = {
@@ -87,6 +88,11 @@ def format_named(name: str) -> Format:
     return known[name]
 
 
+def names_say(fmt: str, names: Sequence[str]) -> bool:
+    """Whether files of these names are taken for a format that nobody names."""
+    return all(kind is not None and kind.name == fmt for kind in _kinds(names))
+
+
 def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | None = None) -> tuple[Format, Listing]:
     """The format of a dataset's files, and those files that have it; other kinds of file are passed over.
 
@@ -135,7 +141,7 @@ def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | N
     return chosen, chosen.select(listing, keep, path, spans)
 
 
-def _kinds(names: list[str]) -> list[Format | None]:
+def _kinds(names: Sequence[str]) -> list[Format | None]:
     """The format of each file by its name and by what lies beside it; None for files of no format."""
     beside = frozenset(names)
     known = formats().values()
