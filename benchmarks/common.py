@@ -46,20 +46,23 @@ class Setup:
 def corpus(setup: Setup) -> dict[str, Any]:
     """The job that every benchmark starts from: sources, tokenizer and cache folder, built unless they are there.
 
-    Two Parquet sources of real text, and a byte-level BPE of GPT-2's size trained on them.
+    Two Parquet sources of real text (see `benchmarks.text`), and a byte-level BPE of GPT-2's size trained on them.
     """
     import pyarrow.parquet as pq
 
-    from examples.corpus import build_corpus, grow, train_tokenizer
+    from benchmarks import text
+    from examples.corpus import train_tokenizer
 
-    sources = grow(build_corpus(setup.folder / "small"), setup.folder / "grown", setup.source_mb * 1_000_000)
+    folder = setup.folder / f"real-{setup.source_mb}"
+    sources = {"code": text.code(folder, setup.source_mb), "prose": text.prose(folder, setup.source_mb)}
     tokenizer = setup.folder / "tokenizer"
     if not (tokenizer / "tokenizer.json").exists():
 
         def texts() -> Iterator[str]:
             for path in sources.values():
-                for file in sorted(path.glob("*.parquet"))[:1]:
-                    yield from pq.read_table(file, columns=["text"]).column("text").to_pylist()
+                first = pq.ParquetFile(min(path.glob("*.parquet")))
+                for group in range(min(3, first.num_row_groups)):
+                    yield from first.read_row_group(group).column("text").to_pylist()
 
         print("training the tokenizer ...", flush=True)
         train_tokenizer(texts(), tokenizer, VOCABULARY, bos_token="<|endoftext|>", eos_token="<|endoftext|>")

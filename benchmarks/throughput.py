@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from benchmarks.common import MICROBATCH, SEQ_LEN, Setup, corpus, in_process, memory_mb, peak_mb, records, rows
@@ -42,6 +44,36 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
         "memory_mb": [round(m) for m in memory],
         "backend": pipeline.checkpoint()["fingerprint"]["tokenizer_backend"],
     }
+
+
+def cycle_of(items: Callable[[str], Iterator[Any]], path: str) -> Iterator[Any]:
+    """`items(path)` again and again."""
+    while True:
+        yield from items(path)
+
+
+def bare_loop(job: dict[str, Any]) -> dict[str, float]:
+    """The least work there is: decode row groups in file order and tokenize them, one thread, nothing kept."""
+    import pyarrow.parquet as pq
+
+    from zephon.tokenizer.tokenizer import load_tokenizer
+
+    encode = load_tokenizer(job["tokenizer"]).encode
+
+    def groups(path: str) -> Iterator[Any]:
+        for file in sorted(Path(path).glob("*.parquet")):
+            opened = pq.ParquetFile(file)
+            for group in range(opened.num_row_groups):
+                yield opened.read_row_group(group, columns=["text"]).column("text").combine_chunks()
+
+    sources = {name: cycle_of(groups, path) for name, path in job["sources"].items()}
+    counts = dict.fromkeys(sources, 0)
+    used, began = time.process_time(), time.perf_counter()
+    while (tokens := sum(counts.values())) < job["tokens"]:
+        behind = min(counts, key=counts.__getitem__)
+        counts[behind] += len(encode(next(sources[behind]))[0])
+    seconds, used = time.perf_counter() - began, time.process_time() - used
+    return {"million_tokens_per_s": tokens / seconds / 1e6, "cpu_ms_per_million": used * 1e9 / tokens}
 
 
 def bench(setup: Setup) -> None:

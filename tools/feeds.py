@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 
 import numpy as np
+import pyarrow as pa
 
 from zephon import Pipeline
 from zephon.io import Dataset
@@ -20,8 +21,10 @@ def main() -> None:
     """Print a line for each number of rows, with the least steps possible and, by lanes, feeds of their own or one."""
     for rows in map(int, sys.argv[1:] or ["60", "10000", "1000000"]):
         lengths = np.random.default_rng(1).lognormal(5.5, 1.2, rows).astype(int) + 1
-        ids = [np.full(length, 7, dtype=np.uint32).tolist() for length in lengths]
-        source = StaticMixtureWorkSource([Dataset.from_dict("d", {"input_ids": ids})], repeat=False)
+        ids = np.full(lengths.sum(), 7, dtype=np.uint16)
+        rows_of_ids = pa.LargeListArray.from_arrays(np.append(0, np.cumsum(lengths)), ids)
+        table = pa.table({"input_ids": pa.chunked_array([rows_of_ids[i : i + 4096] for i in range(0, rows, 4096)])})
+        source = StaticMixtureWorkSource([Dataset.from_table("d", table)], repeat=False)
         least = -(-int(lengths.sum()) // ((SEQ_LEN + 1) * BATCH))
         steps = {}
         for lanes in LANES:

@@ -1,6 +1,8 @@
 """Taking over: a run that goes on with other sources loses no row of those that stay, and repeats none."""
 
 import itertools
+import re
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -169,3 +171,50 @@ def test_a_transform_with_a_memory_cannot_be_taken_along(tiny_tokenizer):
         with pytest.raises(ZephonError, match="a stateful_transform"):
             build(new, after).restore(states[before], allow_changes=["row_operators", "documents"])
     next(iter(build(new, False).restore(states[False])))
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {},
+        {"buffer": 8},
+        {"algorithm": "best_fit"},
+        {"algorithm": "best_fit_wrap", "buffer": 8},
+        {"algorithm": "ensure_mixture", "held": 8},
+    ],
+)
+def test_a_finite_run_is_taken_over_exactly_at_every_step_or_not_at_all(tiny_tokenizer, lanes, shape):
+    """Every token of the sources that stay is used once, counted over both runs."""
+    shape = {"lanes": lanes, "batch": lanes, "microbatch": lanes, "seq_len": 30, "drop_last": False, **shape}
+    a, b, c = (dataset(name, rows) for name, rows in (("a", 18), ("b", 14), ("c", 10)))
+    finite = {"seed": 1, "chunk_size": 9, "repeat": False, "token_estimation": None}
+    old = StaticMixtureWorkSource([a, b], **finite)
+    new = StaticMixtureWorkSource([b, c, a], mixture={"a": 1, "b": 1, "c": 2}, continues=old, **finite)
+
+    def tokens(batches):
+        spans = itertools.chain.from_iterable(batch.provenance().to_pylist() for batch in batches)
+        return Counter(
+            (span["dataset"], span["row"], token)
+            for span in spans
+            for token in range(span["token_begin"], span["token_end"])
+        )
+
+    (whole,) = build_all(StaticMixtureWorkSource([a, b, c], **finite), tiny_tokenizer, seq_len=30, drop_last=False)
+    expected = tokens(whole)
+    (first,) = build_all(old, tiny_tokenizer, **shape)
+    used, states = [], [first.checkpoint()]
+    for batch in first:
+        used.append(batch)
+        states.append(first.checkpoint())
+    refused, last = [], None
+    for step, state in enumerate(states):
+        (second,) = build_all(new, tiny_tokenizer, **shape)
+        try:
+            second.restore(state)
+        except CheckpointError as error:
+            refused.append(step)
+            last = int(re.search(r"at most (\d+) records", str(error))[1])
+        else:
+            assert tokens([*used[:step], *second]) == expected
+    assert not refused or refused == list(range(last // lanes + 1, len(states)))

@@ -193,7 +193,7 @@ def test_a_lane_that_gives_out_the_last_of_its_stock_is_not_taken_over():
     state = first.checkpoint()
     first.close()
     _, second = build(5, continues=source)
-    with pytest.raises(CheckpointError, match="Continue from an earlier state"):
+    with pytest.raises(CheckpointError, match="Continue from a state of at most"):
         second.restore(state)
 
 

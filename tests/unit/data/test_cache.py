@@ -1,7 +1,9 @@
 """The decode cache: bounded bytes, one decode per group, errors that do not stick."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import pyarrow as pa
 import pytest
@@ -47,6 +49,52 @@ def test_a_cache_of_no_bytes_keeps_nothing():
         cache.get("a", never)
     with pytest.raises(RecipeError, match="max_bytes of the decode cache is -1; expected 0 or more"):
         DecodeCache(-1)
+
+
+def test_groups_with_rows_left_go_to_disk_and_used_up_ones_are_dropped():
+    tables = {key: pa.table({"text": pa.array([key * n for n in range(50)], pa.large_string())}) for key in "abcd"}
+    size = tables["a"].nbytes
+    cache = DecodeCache(size, 1 << 28)
+    cache.get("a", lambda: tables["a"], 20)
+    cache.get("b", lambda: tables["b"], 50)  # all of it
+    cache.get("c", lambda: tables["c"], 1)
+    cache.get("d", lambda: tables["d"], 1)
+    assert cache.bytes <= size and [cache.holds(key) for key in "abcd"] == [True, False, True, True]
+    kept = cache.get("a", never, 29)
+    assert kept.equals(tables["a"]) and kept is not tables["a"]
+    assert cache.get("a", never, 1).equals(kept) and not cache.holds("a")
+    assert cache.get("b", lambda: tables["b"], 0) is tables["b"]
+    cache.discard(lambda key: key == "c")
+    assert not cache.holds("c")
+    assert kept["text"][49].as_py() == "a" * 49  # also when its file is gone
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_without_room_on_disk_groups_are_decoded_again(full, monkeypatch):
+    cache = DecodeCache(100, 1 << 28 if full else 1000)
+    if full:
+        usage = os.statvfs("/")
+        monkeypatch.setattr(os, "fstatvfs", lambda fd: SimpleNamespace(f_bavail=1000, f_frsize=usage.f_frsize))
+    for key in "ab":
+        cache.get(key, lambda: table(320), 1)
+    assert not cache.holds("a") and cache.get("a", lambda: table(320), 1).num_rows == 40
+
+
+def test_a_fork_writes_to_a_file_of_its_own():
+    cache = DecodeCache(100, 1 << 28)
+
+    def fill(keys, shift):
+        for key in keys:
+            cache.get(key, lambda key=key: pa.table({"n": [key + shift] * 40}), 1)
+        return all(cache.get(key, never)["n"].to_pylist() == [key + shift] * 40 for key in keys[:-1])
+
+    assert fill(range(4), 0)
+    child = os.fork()
+    if not child:
+        os._exit(0 if fill(range(10, 40), 1000) else 1)
+    assert fill(range(10, 40), 0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert fill(range(10, 40), 0)
 
 
 def test_threads_that_want_one_group_decode_it_once():

@@ -112,12 +112,12 @@ class OpenDataset:
         of_row = self.catalog.groups_at(rows)
         groups, counts = np.unique(of_row, return_counts=True)
         if len(groups) == 1:
-            return self._group(int(groups[0])).take(int64_array(rows - starts[groups[0]]))
+            return self._group(int(groups[0]), len(rows)).take(int64_array(rows - starts[groups[0]]))
         if len(rows) >= _DENSE_SHARE * self.catalog.group_rows[groups].sum():
             # Groups side by side, then one pick: row r lies at its group's new start plus its place in the group.
             tables = [pa.table({})] * len(groups)
             for i in self._rotated(rows, len(groups)):
-                tables[i] = self._group(int(groups[i]))
+                tables[i] = self._group(int(groups[i]), int(counts[i]))
             new_starts = np.cumsum(self.catalog.group_rows[groups]) - self.catalog.group_rows[groups]
             shift = new_starts - starts[groups]
             return _picked(tables, rows + shift[np.searchsorted(groups, of_row)])
@@ -125,7 +125,7 @@ class OpenDataset:
         by_group = np.split(rows[order], np.cumsum(counts)[:-1])
         pieces = [pa.table({})] * len(groups)
         for i in self._rotated(rows, len(groups)):
-            pieces[i] = self._group(int(groups[i])).take(int64_array(by_group[i] - starts[groups[i]]))
+            pieces[i] = self._group(int(groups[i]), int(counts[i])).take(int64_array(by_group[i] - starts[groups[i]]))
         back = np.empty(len(order), np.int64)
         back[order] = np.arange(len(order))
         return _picked(pieces, back)
@@ -143,8 +143,9 @@ class OpenDataset:
         self._source.close()
         self._cache.discard(lambda key: isinstance(key, tuple) and key[0] == self)
 
-    def _group(self, group: int) -> pa.Table:
-        return self._cache.get((self, group), lambda: self.read_group(group))
+    def _group(self, group: int, rows: int = 0) -> pa.Table:
+        """A group, of which so many rows are used now."""
+        return self._cache.get((self, group), lambda: self.read_group(group), rows)
 
 
 def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:

@@ -10,6 +10,7 @@ from zephon.engine.plan import Plan
 from zephon.engine.runners import InlineRunner
 from zephon.engine.totals import Totals
 from zephon.errors import CheckpointError
+from zephon.ops.shuffle import Passer
 
 __all__ = ["cuts_of"]
 
@@ -23,7 +24,8 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         cursor: records of this group that have been used.
 
     Raises:
-        CheckpointError: a lane gives out the last of its stock, or a round of a shared feed is not used up.
+        CheckpointError: a lane has read all its data, and what it gives then would be other records in a run that goes
+            on, or a round of a shared feed is not used up.
     """
     if plan.topology.lanes_per_feed > 1 and cursor % plan.topology.width:
         raise CheckpointError(
@@ -31,22 +33,21 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         )
     totals = Totals(len(plan.dataset_names))
     runner = InlineRunner()
-    cuts = {}
+    cuts, too_late = {}, dict[int, int]()
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
         used = plan.topology.records_of_feed(cursor, number)
         lane.reported_records = used - start.records_before
+        records = start.records_before
         while lane.starts[-1].records_before < used and not lane.ended:
             lane.advance()
-            if lane.ready:
-                lane.take(lane.ready)
+            if lane.ready:  # a run that goes on fills a padded record up
+                records += int((lane.take(lane.ready).lengths == plan.pack.record_length).sum())
         entry = next((each for each in lane.starts if each.records_before >= used), None)
-        if entry is None and plan.mixture:
-            raise CheckpointError(
-                f"lane {number} of the earlier run has read all its data and gives out its stock (ensure_mixture), "
-                "where it cannot be taken over. Continue from an earlier state."
-            )
-        if entry is None:  # the lane ends before it can be entered again
+        in_order = isinstance(plan.orderer(number, start), Passer) and not plan.pack.has_bins and not plan.mixture
+        if entry is None and not (in_order and used <= records):
+            too_late[number] = lane.starts[-1].records_before
+        elif entry is None:  # the lane ends before it can be entered again
             chunks = plan.curriculum.chunks_of(number)
             assert chunks is not None
             cuts[number] = chunks, 0
@@ -60,4 +61,11 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
             cuts[number] = last, len(chunk)
         else:
             cuts[number] = entry.chunk, entry.position + (entry.token > 0)
+    if too_late:
+        raise CheckpointError(
+            f"lane {min(too_late)} of the earlier run has read all its data, and gives out what it holds (last record, "
+            "shuffle buffer, bins, stock) otherwise than a run that goes on. Continue from a state of at most "
+            f"{min(too_late.values()) * plan.topology.lanes} records; or begin the new recipe at record 0, without "
+            "continue_from."
+        )
     return cuts

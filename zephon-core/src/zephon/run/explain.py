@@ -83,7 +83,8 @@ def _operator_lines(compiled: Compiled) -> list[str]:
 
 def _engine_lines(compiled: Compiled) -> list[str]:
     plan, topology, options = compiled.plan, compiled.topology, compiled.options
-    cache, shuffle, ready = options.cache.memory_bytes, plan.shuffle, compiled.ready_records
+    cache, disk = options.cache.memory_bytes, options.cache.disk_bytes
+    shuffle, ready = plan.shuffle, compiled.ready_records
     workers = "".join(f", {kind} {count}" for kind, count in compiled.workers.items())
     # Decoded data, text and tokens under way, and records ready, cut or shuffled (twice while they are gathered).
     records = 2 * (ready + (shuffle.buffer_size if shuffle else 0)) * compiled.record_bytes
@@ -98,7 +99,8 @@ def _engine_lines(compiled: Compiled) -> list[str]:
         f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {ready:,} records ready "
         f"({_size(ready * compiled.record_bytes)})",
-        f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache)} for decoded data",
+        f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache)} for decoded data"
+        f"{f'; beyond that up to {_size(disk)} on disk' if disk else ''}",
     ]
 
 
