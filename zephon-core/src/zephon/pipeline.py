@@ -78,7 +78,7 @@ class Pipeline:
     def from_recipe(
         recipe: DataRecipe | str | os.PathLike[str],
         *,
-        tokenizer: str | os.PathLike[str],
+        tokenizer: Any,
         seq_len: int,
         microbatch_size: int,
         dp_degree: int = 1,
@@ -91,7 +91,7 @@ class Pipeline:
 
         Args:
             recipe: a `DataRecipe`, or the path of its TOML file.
-            tokenizer: a folder with a tokenizer.json, such a file, or a name on the Hub.
+            tokenizer: a folder with a tokenizer.json, such a file, a name on the Hub, or a tokenizer object.
             seq_len: sequence length that the model sees, in tokens.
             microbatch_size: records per batch.
             dp_degree, dp_group_id: data-parallel groups, and which of them this is.
@@ -146,11 +146,11 @@ class Pipeline:
 
     # Rows into tokens
 
-    def tokenize(self, tokenizer_id: str | os.PathLike[str], field: str = "text", **options: Any) -> Pipeline:
+    def tokenize(self, tokenizer_id: Any, field: str = "text", **options: Any) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize, tokenizer_id, field, **options)
 
-    def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
+    def tokenize_chat(self, tokenizer_id: Any, field: str = "auto", **options: Any) -> Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
