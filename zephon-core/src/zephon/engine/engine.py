@@ -6,7 +6,6 @@ records ready; look-ahead is bounded, and dropping the iterator ends the thread.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import queue
 import threading
@@ -22,7 +21,7 @@ from zephon.columns.records import RecordBlock
 from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
-from zephon.engine.runners import Runner
+from zephon.engine.runners import ENGINES, Runner
 from zephon.engine.totals import Totals
 
 __all__ = ["Ahead", "Engine", "EngineSetup"]
@@ -127,17 +126,6 @@ class Engine:
             self._pool.close()
 
 
-_running: dict[threading.Thread, Callable[[], object]] = {}
-
-
-@atexit.register
-def _end_all() -> None:
-    # A thread that is in native code while the interpreter shuts down crashes the process.
-    for thread, close in list(_running.items()):
-        close()
-        thread.join()
-
-
 class Ahead:
     """The rounds of an engine, run in a background thread.
 
@@ -151,7 +139,7 @@ class Ahead:
         # Ends the thread when the iterator is dropped.
         self.close = weakref.finalize(self, self._handover.close)
         thread = threading.Thread(target=self._handover.produce, name="zephon-engine", daemon=True)
-        _running[thread] = self._handover.close
+        ENGINES[thread] = self._handover.close
         thread.start()
 
     def __iter__(self) -> Iterator[RecordBlock]:
@@ -184,7 +172,7 @@ class _Handover:
         finally:
             self._engine.close()
             self._ready.put(end)
-            _running.pop(threading.current_thread(), None)
+            ENGINES.pop(threading.current_thread(), None)
 
     def get(self) -> RecordBlock:
         """The next block; after the last one, raises the exception that ended the engine."""

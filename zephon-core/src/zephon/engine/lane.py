@@ -245,7 +245,7 @@ class LaneStream:
         if block.chunk == start.chunk and len(block.position) and block.position[0] < start.position:
             block = block.from_position(start.position)
         self._window_tokens += self._totals.add(block)
-        kept, dropped = counts.documents - counts.dropped, counts.dropped
+        kept = counts.documents - counts.dropped
         jobs = self._packer.push(block)
         # Faults of rows in records that were used have been logged when those records were packed.
         logged = before_start or self._packer.records < self.reported_records
@@ -256,21 +256,12 @@ class LaneStream:
         without_tokens = counts.documents - counts.dropped == kept
         self._rows_without_tokens = self._rows_without_tokens + int(block.rows_read.sum()) if without_tokens else 0
         if self._rows_without_tokens > self._plan.barren_limit:
-            raise DataError(self._no_tokens_message(oversized=counts.dropped > dropped))
-
-    def _no_tokens_message(self, *, oversized: bool) -> str:
-        names = ", ".join(self._plan.dataset_names)
-        rows = f"no row of {names} has tokens to pack: all {self._rows_without_tokens:,} rows"
-        if oversized:
-            return (
-                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens; use a longer "
-                "sequence length, or split long documents before or in packing."
+            raise DataError(
+                f"no row of {', '.join(self._plan.dataset_names)} has tokens to pack: all {self._rows_without_tokens:,} "
+                "rows were null, empty, only white space, or left out by the operators, or longer than a record of "
+                f"{self._plan.pack.record_length:,} tokens; {self._plan.remedy}. Where documents are too long, use a "
+                "longer sequence length, or split them before or in packing."
             )
-        left_out = (self._totals.dropped + self._totals.failed).any()
-        return (
-            f"{rows} were null, empty or only white space{', or left out by the operators' * bool(left_out)}; "
-            f"{self._plan.remedy}."
-        )
 
     def _start_jobs(self, jobs: list[Job]) -> None:
         for job in jobs:

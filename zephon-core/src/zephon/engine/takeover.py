@@ -65,7 +65,7 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         raise CheckpointError(
             f"lane {min(too_late)} of the earlier run has read all its data, and gives out what it holds (last record, "
             "shuffle buffer, bins, stock) otherwise than a run that goes on. Continue from a state of at most "
-            f"{min(too_late.values()) * plan.topology.lanes} records; or begin the new recipe at record 0, without "
+            f"{min(too_late.values()) * plan.topology.feeds} records; or begin the new recipe at record 0, without "
             "continue_from."
         )
     return cuts

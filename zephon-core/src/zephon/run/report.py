@@ -11,13 +11,7 @@ from zephon.columns.lane_start import LaneStart
 from zephon.engine.totals import Totals
 from zephon.run.compile import Compiled
 
-__all__ = [
-    "Account",
-    "LeftOver",
-    "Mixture",
-    "mixture_line",
-    "mixture_of",
-]
+__all__ = ["Account", "LeftOver", "Mixture", "mixture_line", "mixture_of"]
 
 
 @dataclass(frozen=True)

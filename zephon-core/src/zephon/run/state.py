@@ -141,15 +141,10 @@ class RunState:
         Raises:
             CheckpointError: lanes are missing, or the state was taken inside a round on another topology.
         """
-        if self.lanes_total != topology.lanes:
+        if (self.lanes_total, self.feeds) != (topology.lanes, topology.feeds):
             raise CheckpointError(
-                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas), this pipeline has "
-                f"{topology.lanes}; the number of lanes is fixed for the life of a run."
-            )
-        if self.feeds != topology.feeds:
-            raise CheckpointError(
-                f"the state is of a run with {self.feeds} feeds for its lanes, this pipeline has {topology.feeds}; the "
-                f"number is fixed for the life of a run. Set feeds to {self.feeds}."
+                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas) and {self.feeds} feeds, this "
+                f"pipeline has {topology.lanes} and {topology.feeds}; both are fixed for the life of a run."
             )
         missing = [lane for lane in topology.owned if lane not in self.lanes]
         if missing:
