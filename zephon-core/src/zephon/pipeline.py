@@ -73,6 +73,7 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._after = ""  # digest of the data of the state restored
 
     @staticmethod
     def from_recipe(
@@ -216,6 +217,12 @@ class Pipeline:
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
         return iter(lambda: next(self._live_stream(), None), None)
 
+    def __len__(self) -> int:
+        raise TypeError("a Pipeline has no length; a DataLoader takes pipeline.torch_dataset() and batch_size=None.")
+
+    def __bool__(self) -> bool:
+        return True
+
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
 
@@ -304,7 +311,7 @@ class Pipeline:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
-        self._options = options
+        self._options, self._after = options, read.data
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -436,7 +443,7 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed, self._after)
         return self._stream
 
     def _last(self) -> Account:
