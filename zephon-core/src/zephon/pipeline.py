@@ -273,7 +273,8 @@ class Pipeline:
         """Go on where `state` was taken; call before iterating.
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
-        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
+        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
+        are those of the state.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -285,6 +286,14 @@ class Pipeline:
                 pipeline stays as it was.
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
+        if self._options.canonical_replicas == "auto":
+            fixed = self._derive(options=self._options.changed({"canonical_replicas": read.lanes_total}))
+            same = self._compiled is not None and self._compiled.topology.lanes == read.lanes_total
+            fixed._compiled, fixed._skipped = self._compiled if same else None, self._skipped
+            fixed.restore(read, allow_changes=allow_changes, remedy=remedy)
+            self.close()
+            self.__dict__.update(fixed.__dict__)
+            return self
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
         options, known = self._options, self._compiled is not None and self._compiled.topology.feeds == read.feeds

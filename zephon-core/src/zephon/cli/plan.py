@@ -19,8 +19,6 @@ from zephon.pipeline import Pipeline
 from zephon.run.build import chain_of
 from zephon.run.compile import Compiled
 
-__all__ = ["Forecast", "plan"]
-
 _COLUMNS = 60
 _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _DIGITS = " 123456789"

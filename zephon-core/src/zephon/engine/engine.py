@@ -24,8 +24,6 @@ from zephon.engine.processes.pool import WorkerPool
 from zephon.engine.runners import ENGINES, Runner
 from zephon.engine.totals import Totals
 
-__all__ = ["Ahead", "Engine", "EngineSetup"]
-
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
@@ -87,10 +85,8 @@ class Engine:
         lanes = list(self.lanes.values())
         for lane in lanes:
             # One block per lane first: the first round must not wait for the full look-ahead of the first lanes.
-            lane.fill(1)
+            lane.fill()
         while True:
-            for lane in lanes:
-                lane.fill()
             for lane in lanes:
                 lane.advance()
             # The last round of a shared feed may be short.
@@ -107,6 +103,10 @@ class Engine:
                 first = topology.owned.start - topology.owned_feeds.start * per_round
                 rounds = order.transpose(1, 0, 2).reshape(count, -1)
                 yield RecordBlock.arrange(parts, rounds[:, first : first + topology.width].reshape(-1))
+            # In turn, for the same reason.
+            wanting = lanes
+            while wanting:
+                wanting = [lane for lane in wanting if lane.fill()]
 
     def _taken(self, lane: LaneStream, count: int) -> RecordBlock:
         """The next `count` records, filled up where the lane has ended."""

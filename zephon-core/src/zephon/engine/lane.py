@@ -12,7 +12,6 @@ only the head. The end of a window travels through the queues as a mark between 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
@@ -31,12 +30,11 @@ from zephon.errors import DataError
 from zephon.ops.base import Job, Ordered
 from zephon.ops.documents import Emitted
 
-__all__ = ["LaneStream"]
-
 # Each block has an overhead of about a millisecond, so blocks are as large as the look-ahead allows; a lane starts with
 # small ones, so that its first record does not wait for a large one.
 _MAX_BLOCK_BYTES = 2 << 20
 _FIRST_BLOCK_BYTES = 128 << 10
+_FIRST_ROWS = 256  # of a chunk; many lanes take long to order the rows of whole chunks
 _BLOCKS_AHEAD = 2
 _SMALL_JOB_BYTES = 1 << 20  # runs in the calling thread
 
@@ -96,7 +94,9 @@ class LaneStream:
         self._fault_budget = FaultBudget(plan.faults, plan.logged, partial(on_fault, lane) if on_fault else None)
         # Rows on their way to the packer.
         self._lookahead_bytes = lookahead_bytes
-        self._block_bytes = _FIRST_BLOCK_BYTES
+        buffer = plan.shuffle.buffer_size // plan.topology.lanes if plan.shuffle else 0
+        # Text for twice as many records as are needed for the first one to be given out.
+        self._block_bytes = min(_FIRST_BLOCK_BYTES, 8 * plan.pack.record_length * max(1, buffer))
         self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._pieces = self._cut_into_pieces()
         if plan.readahead_bytes and runner.looks_ahead:
@@ -130,20 +130,17 @@ class LaneStream:
             (self._rows, self._push),
         ]
 
-    def fill(self, max_pieces: float = math.inf) -> None:
-        """Submit work up to the look-ahead; at least one block where none is pending and no round is ready."""
+    def fill(self) -> bool:
+        """Submit a piece of work if the look-ahead has room, or none is pending and no round ready; whether it did."""
         # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
-        while (
-            max_pieces > 0
-            and not self._exhausted
-            and (
-                not (self._documents or self._rows or self.ready >= self._plan.topology.lanes_per_feed)
-                or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
-            )
+        if self._exhausted or not (
+            not (self._documents or self._rows or self.ready >= self._plan.topology.lanes_per_feed)
+            or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
         ):
-            self._hand_out()
-            max_pieces -= 1
+            return False
+        self._hand_out()
+        return True
 
     def advance(self) -> None:
         """Process finished work until the records of a round are ready or the lane has ended."""
@@ -327,7 +324,8 @@ class LaneStream:
             index, position = plan.window_first(window), 0
         elif plan.faults.skips:
             position = 0
-        while (chunk := plan.curriculum.chunk(self._lane, index)) is not None:
+        most = position + _FIRST_ROWS
+        while (chunk := plan.curriculum.chunk(self._lane, index, most)) is not None:
             due = np.cumsum(plan.row_bytes[chunk.dataset])
             while position < len(chunk):
                 done = due[position - 1] if position else 0.0
@@ -335,6 +333,9 @@ class LaneStream:
                 yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._max_block_bytes)
+            most *= 4
+            if len(chunk) == most // 4:
+                continue  # perhaps the first rows only
             index, position = index + 1, 0
             if index == plan.window_first(window + 1):
                 window += 1

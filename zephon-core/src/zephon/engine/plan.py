@@ -27,8 +27,6 @@ from zephon.ops.stateful import StatefulStage
 from zephon.ops.trial import Sample
 from zephon.ops.turns import TokenPlan, Turns
 
-__all__ = ["Fetcher", "Plan"]
-
 _LEAST_STRETCH = 64
 # Rows that operators are tried on: the first 64, then the first 1,024, then some of groups all over the dataset.
 _SAMPLE_ROWS = (64, 1024)

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-__all__ = ["ENGINES", "InlineRunner", "Pending", "Runner", "ThreadsRunner"]
-
 
 class Pending(Protocol):
     """A result that may not be available yet."""

@@ -12,8 +12,6 @@ from zephon.engine.totals import Totals
 from zephon.errors import CheckpointError
 from zephon.ops.shuffle import Passer
 
-__all__ = ["cuts_of"]
-
 
 def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[int, tuple[int, int]]:
     """By feed: (chunk, rows). Earlier chunks and the first `rows` rows of this one belong to the earlier run.

@@ -41,8 +41,6 @@ from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Compiled", "compile_pipeline"]
-
 _SpecialIds = tuple[int | None, int | None]
 
 # Rows cost something besides their text, which matters where they are tiny.

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from zephon.config.topology import divisors
 from zephon.curriculum.source import ScheduledMixtureWorkSource
 from zephon.run.compile import Compiled
 from zephon.run.fingerprint import schedule_of
-
-__all__ = ["explain"]
 
 
 def explain(compiled: Compiled) -> str:
@@ -99,8 +98,9 @@ def _engine_lines(compiled: Compiled) -> list[str]:
         f"workers: runner {options.runner}{workers if options.runner != 'inline' else ''}"
         f"{', in a process of their own' if options.isolate else ''}",
         f"lanes: {topology.lanes}, of which group {topology.dp_group_id} of {topology.dp_degree} owns "
-        f"{topology.owned.start} to {topology.owned.stop - 1}"
-        + (f", from {topology.feeds} feed(s)" if topology.lanes_per_feed > 1 else ""),
+        f"{topology.owned.start} to {topology.owned.stop - 1}; the run can go on with so many data-parallel groups: "
+        + ", ".join(map(str, divisors(topology.lanes)))
+        + (f"; from {topology.feeds} feed(s)" if topology.lanes_per_feed > 1 else ""),
         f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {ready:,} records ready "
         f"({_size(ready * compiled.record_bytes)})",

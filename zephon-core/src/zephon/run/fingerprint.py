@@ -23,19 +23,6 @@ from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "FINGERPRINT_NAMES",
-    "STREAM_VERSION",
-    "Content",
-    "check_allowed",
-    "check_fingerprint",
-    "check_ranks_agree",
-    "describe_growth",
-    "fingerprint_of",
-    "number_ranges",
-    "schedule_of",
-]
-
 STREAM_VERSION = 2
 """Raised by every change that alters any stream of records for the same recipe, seed and data."""
 

@@ -36,8 +36,6 @@ from zephon.config.topology import Topology
 from zephon.errors import DataError
 from zephon.run.compile import Compiled
 
-__all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
-
 _log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])

@@ -11,8 +11,6 @@ from zephon.columns.lane_start import LaneStart
 from zephon.engine.totals import Totals
 from zephon.run.compile import Compiled
 
-__all__ = ["Account", "LeftOver", "Mixture", "mixture_line", "mixture_of"]
-
 
 @dataclass(frozen=True)
 class Account:

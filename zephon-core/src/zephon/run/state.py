@@ -23,8 +23,6 @@ from zephon.config.topology import Topology
 from zephon.errors import CheckpointError
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
-__all__ = ["Earlier", "RunState", "join_ranges", "merge_checkpoints", "merge_for_group", "read_states"]
-
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
 

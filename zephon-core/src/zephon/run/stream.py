@@ -19,8 +19,6 @@ from zephon.run.index import FlushIndexWriter
 from zephon.run.ledger import LedgerWriter
 from zephon.run.report import Account, mixture_line, mixture_of
 
-__all__ = ["BatchStream"]
-
 _log = logging.getLogger("zephon")
 _BLOCKS_READY = 2
 _DROPPED_AT_ONCE = 4096
