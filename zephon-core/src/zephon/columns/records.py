@@ -15,8 +15,6 @@ import pyarrow as pa
 from zephon.columns.damage import Lost
 from zephon.columns.faults import RowFault
 
-__all__ = ["Pointer", "RecordBlock", "RowBlock", "RowPart", "TokenBlock", "ragged_take"]
-
 
 def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Indices of the items of the chosen lists.
