@@ -116,6 +116,7 @@ PLACES = {
     "reshuffle_on_repeat": {"order": {"reshuffle_on_repeat": False}},
     "end": {"order": {"repeat": True}},
     "endings": {"order": {"repeat": True, "max_repeats": 1}},
+    "feeds": {"feeds": 1},
     "flush_every_k_chunks": {"flush_every_k_chunks": 2},
     "token_estimation": {"order": {"token_estimation": TokenEstimation(1)}},
     "dataset b": {"order": {"mixture": {"a": 1, "b": 3}}},

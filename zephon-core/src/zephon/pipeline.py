@@ -200,7 +200,7 @@ class Pipeline:
     def compiled(self) -> Compiled:
         """The pipeline made ready: opened datasets, loaded tokenizer, measured ratios and the plan."""
         if self._compiled is None:
-            self._compiled = self._compiled_with(self._ratios, self._earlier, self._history)
+            self._compiled = self._compiled_with(self._ratios, self._earlier, self._options, self._history)
             self._ratios = self._compiled.tokens_per_row
             _log.info("pipeline ready\n%s", explain(self._compiled))
         return self._compiled
@@ -300,11 +300,14 @@ class Pipeline:
             return self
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
+        options, known = self._options, self._compiled is not None and self._compiled.topology.feeds == read.feeds
+        if options.feeds == "auto" and not known and read.lanes_total == options.lanes:
+            options = options.changed({"feeds": read.feeds})
         earlier, ratios = read.earlier, read.tokens_per_row
         theirs, after = read.fingerprint, read.data
         if takes_over:
-            read, earlier, ratios = self._take_over(read, allow, remedy)
-        compiled = self._compiled_with(ratios, earlier, read.history)
+            read, earlier, ratios = self._take_over(read, options, allow, remedy)
+        compiled = self._compiled_with(ratios, earlier, options, read.history)
         check_allowed(allow, [theirs, compiled.fingerprint], remedy)
         if not takes_over:
             accepted = check_fingerprint(
@@ -329,7 +332,7 @@ class Pipeline:
         self._move(starts, used)
         self._compiled, self._ratios = compiled, compiled.tokens_per_row
         self._earlier, self._history = compiled.earlier, compiled.history
-        self._after = after
+        self._options, self._after = options, after
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -373,7 +376,7 @@ class Pipeline:
             index = FlushIndex(
                 self._options.flush_index, compiled.digest, compiled.lane_history, compiled.plan.first_start
             )
-            starts = {lane: index.start(lane, rounds) for lane in topology.owned}
+            starts = {feed: index.start(feed, rounds * topology.lanes_per_feed) for feed in topology.owned_feeds}
         self._move(starts, rounds * topology.width)
         return self
 
@@ -424,16 +427,14 @@ class Pipeline:
     # Inside
 
     def _take_over(
-        self, read: RunState, allow: Collection[str], remedy: str
+        self, read: RunState, options: Options, allow: Collection[str], remedy: str
     ) -> tuple[RunState, tuple[Earlier, ...], dict[str, float]]:
         """The state, where lanes are cut for this run to take over from its run, and the ratios that stay known."""
         source = self._source.continues
         assert source is not None
         before = Pipeline(source)
         before._operators = self._operators
-        before._options = self._options.changed(
-            {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
-        )
+        before._options = options.changed({"ledger": None, "flush_index": None, "runner": "inline", "isolate": False})
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
         if read.fingerprint.get("row_operators") != before.compiled.fingerprint.get("row_operators"):
@@ -479,30 +480,32 @@ class Pipeline:
         return self._account or Account.at(self._beginning(), 0, len(self._source.datasets))
 
     def _place(self) -> tuple[dict[int, LaneStart], int]:
-        """Starts of the owned lanes, and records of this group used."""
+        """Starts of the feeds of this group, and its records used."""
         last = self._last()
         if self._account is None and self.awaits_state:
             raise CheckpointError(NO_CUT)
         return last.starts, last.cursor
 
     def _beginning(self) -> dict[int, LaneStart]:
-        """Starts of the owned lanes at the start of the run."""
-        return dict.fromkeys(self.compiled.topology.owned, self.compiled.plan.first_start)
+        """Starts of the feeds of this group at the start of the run."""
+        return dict.fromkeys(self.compiled.topology.owned_feeds, self.compiled.plan.first_start)
 
     def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
         """Go on from another place."""
         self.close()
         self._account = Account.at(starts, cursor, len(self._source.datasets))
 
-    def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], history: str) -> Compiled:
+    def _compiled_with(
+        self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options, history: str
+    ) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
         if ratios is not None:
             ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
         now = self._compiled
-        if now is not None and ratios == now.tokens_per_row and tuple(earlier) == now.earlier:
+        if now is not None and (ratios, tuple(earlier), options) == (now.tokens_per_row, now.earlier, now.options):
             return replace(now, history=history)
         operators = Operators.from_list(self._operators)
-        return replace(compile_pipeline(self._source, operators, self._options, ratios, earlier), history=history)
+        return replace(compile_pipeline(self._source, operators, options, ratios, earlier), history=history)
 
     def _with(self, kind: Any, *args: Any, **options: Any) -> Pipeline:
         """This pipeline and an operator of a kind; options that it does not have are refused."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import keys_of
 from zephon.config.options import Options, default_lookahead, default_workers
-from zephon.config.topology import Topology, resolve_lanes
+from zephon.config.topology import Topology, resolve_feeds
 from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
@@ -91,9 +91,9 @@ class Compiled:
 
     @property
     def lane_history(self) -> dict[int, int]:
-        """For each owned lane, a number for the places where it was taken over; 0 for none."""
-        cuts = {lane: [run.cuts[lane] for run in self.earlier] for lane in self.topology.owned}
-        return {lane: zlib.crc32(json.dumps(each).encode()) if each else 0 for lane, each in cuts.items()}
+        """For each feed of this group, a number for the places where it was taken over; 0 for none."""
+        cuts = {feed: [run.cuts[feed] for run in self.earlier] for feed in self.topology.owned_feeds}
+        return {feed: zlib.crc32(json.dumps(each).encode()) if each else 0 for feed, each in cuts.items()}
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -122,18 +122,19 @@ class Compiled:
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def state(self, starts: dict[int, LaneStart], cursor: int, skipped: tuple[tuple[int, int], ...]) -> RunState:
-        """The state of this group where its lanes start at `starts`, `cursor` of its records have been used, and
+        """The state of this group where its feeds start at `starts`, `cursor` of its records have been used, and
         ranges of rounds are left out."""
-        rounds, extra = divmod(cursor, self.topology.width)
+        topology = self.topology
+        rounds, extra = divmod(cursor, topology.width)
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
-            lanes_total=self.topology.lanes,
-            lanes=starts,
+            lanes_total=topology.lanes,
+            lanes={lane: starts[lane // topology.lanes_per_feed] for lane in topology.owned},
             rounds=rounds,
             extra=extra,
-            dp_degree=self.topology.dp_degree,
-            dp_group_id=self.topology.dp_group_id,
+            dp_degree=topology.dp_degree,
+            dp_group_id=topology.dp_group_id,
             skipped=skipped,
             earlier=self.earlier,
             history=self.history,
@@ -155,7 +156,7 @@ def compile_pipeline(
     earlier: Sequence[Earlier] = (),
 ) -> Compiled:
     """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run."""
-    topology = _topology(source, options)
+    topology = Topology(options.lanes, options.dp_degree, options.dp_group_id, options.global_batch)
     names = source.names
     operators.check_datasets(names)
     if source.continues is not None and operators.stateful is not None:
@@ -169,6 +170,7 @@ def compile_pipeline(
         operator.identity()  # what objects carry now, before they have worked
     inputs = open_inputs(source, operators, options)
     datasets, needs, samples, tokenizer = inputs.datasets, inputs.needs, inputs.samples, inputs.tokenizer
+    topology = _with_feeds(topology, source, options, datasets)
     encoders, special = _encoders(operators, needs, tokenizer)
     locate = partial(_locate, [dataset.catalog for dataset in datasets])
 
@@ -185,7 +187,7 @@ def compile_pipeline(
     curriculum = source.curriculum(
         {dataset.name: dataset for dataset in datasets},
         [*ratios_before, ratios],
-        lanes=topology.lanes,
+        lanes=topology.feeds,
         tokens_per_step=_tokens_per_step(operators, options),
         cuts=[run.cuts for run in earlier],
     )
@@ -212,7 +214,8 @@ def compile_pipeline(
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(names),
         row_bytes=np.array([_row_bytes(*of) for of in zip(datasets, needs, samples, strict=True)]),
-        lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
+        lookahead_bytes=options.prefetch_buffer_size
+        or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
         barren_limit=10_000 + 2 * sum(int(dataset.catalog.rows) for dataset in datasets),
         mixture=operators.mixture,
@@ -236,23 +239,27 @@ def compile_pipeline(
         special=special,
         tokens_per_row=ratios,
         earlier=tuple(earlier),
-        fingerprint=fingerprint_of(source, operators, options, topology.lanes, contents, tokenizer, special),
+        fingerprint=fingerprint_of(source, operators, options, topology, contents, tokenizer, special),
         workers=workers,
         plan=plan,
         findings=findings,
     )
 
 
-def _topology(source: WorkSource, options: Options) -> Topology:
-    lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
-    topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
-    if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
+def _with_feeds(topology: Topology, source: WorkSource, options: Options, datasets: Sequence[OpenDataset]) -> Topology:
+    # A run that takes over from another keeps its feeds.
+    first = source
+    while first.continues is not None:
+        first = first.continues
+    nbytes = sum(int(each.catalog.bytes) for each in datasets if each.name in first.names) if first.finite else None
+    feeds = resolve_feeds(options.feeds, lanes=topology.lanes, nbytes=nbytes)
+    if source.finite and topology.dp_degree > 1 and feeds > 1 and options.combine_flag is None:
         raise PipelineError(
             f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, "
             "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any "
             "rank called it with True."
         )
-    return topology
+    return replace(topology, lanes_per_feed=topology.lanes // feeds)
 
 
 def _tokens_per_step(operators: Operators, options: Options) -> int | None:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zephon.config.keys import refuse_unknown, settings_of
 from zephon.config.options import Options
+from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Ending
 from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.data.catalog import Catalog
@@ -39,6 +40,7 @@ FINGERPRINT_NAMES = {
     "end": _TAKEOVER,
     "endings": _TAKEOVER,
     "ensure_mixture": _OTHER_TOKENS,
+    "feeds": _FIXED,
     "flush_every_k_chunks": _FIXED,
     "formats": _FIXED,
     "groups": _OTHER_TOKENS,
@@ -88,7 +90,7 @@ def fingerprint_of(
     source: WorkSource,
     operators: Operators,
     options: Options,
-    lanes: int,
+    topology: Topology,
     contents: Mapping[str, Content],
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
@@ -97,7 +99,7 @@ def fingerprint_of(
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
     fields: dict[str, Any] = {
         "stream_version": STREAM_VERSION,
-        "canonical_replicas": lanes,
+        "canonical_replicas": topology.lanes,
         "seq_len": pack.max_length,
         "tokenizer": tokenizer.content_hash[:16] if tokenizer else "none",
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
@@ -112,6 +114,8 @@ def fingerprint_of(
         "token_estimation": _settings(source.estimation) if source.estimation else "none",
         "datasets": source.names,
     }
+    if topology.lanes_per_feed > 1:
+        fields["feeds"] = topology.feeds
     if operators.rows:
         fields["row_operators"] = [_shortened(operator.identity()) for operator in operators.rows]
     if not operators.is_plain:
@@ -128,7 +132,7 @@ def fingerprint_of(
     if isinstance(source, ScheduledMixtureWorkSource):
         fields["schedule"] = schedule_of(source, options, operators)
     if source.continues is not None:
-        before = fingerprint_of(source.continues, operators, options, lanes, contents, tokenizer, special)
+        before = fingerprint_of(source.continues, operators, options, topology, contents, tokenizer, special)
         fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     brief = len(source.names) > _DETAILED_DATASETS
     if pack.homogeneity == "group":

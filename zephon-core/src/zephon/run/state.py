@@ -125,24 +125,33 @@ class RunState:
         except msgspec.ValidationError as error:
             raise CheckpointError(f"the state is damaged: {error}; take another one.") from None
         lanes = {lane: LaneStart.of(start) for lane, start in numbers.items()}
+        feeds = state.feeds
+        if type(feeds) is not int or feeds < 1 or state.lanes_total % feeds:
+            raise CheckpointError(f"the state is damaged: it has {feeds!r} feeds; take another one.")
         for lane, start in lanes.items():
-            if start.records_before > state.rounds:
+            if start.records_before > state.rounds * (state.lanes_total // feeds):
                 raise CheckpointError(
                     f"the state is damaged: lane {lane} starts at its record {start.records_before}, after the "
                     f"{state.rounds} rounds used; take another one."
                 )
         return replace(state, lanes=lanes)
 
+    @property
+    def feeds(self) -> int:
+        """Feeds that the lanes share."""
+        feeds: int = self.fingerprint.get("feeds", self.lanes_total)
+        return feeds
+
     def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
-        """The starts of the lanes of a group, and how many of its records have been used.
+        """The starts of the feeds of a group, and how many of its records have been used.
 
         Raises:
             CheckpointError: lanes are missing, or the state was taken inside a round on another topology.
         """
-        if self.lanes_total != topology.lanes:
+        if (self.lanes_total, self.feeds) != (topology.lanes, topology.feeds):
             raise CheckpointError(
-                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas), this pipeline has "
-                f"{topology.lanes}; the number of lanes is fixed for the life of a run."
+                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas) and {self.feeds} feeds, "
+                f"this pipeline has {topology.lanes} and {topology.feeds}; both are fixed for the life of a run."
             )
         missing = [lane for lane in topology.owned if lane not in self.lanes]
         if missing:
@@ -157,13 +166,16 @@ class RunState:
                 "only the same group of the same dp_degree can go on from it; take states at step ends to change "
                 "dp_degree."
             )
-        return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
+        starts = {lane // topology.lanes_per_feed: self.lanes[lane] for lane in topology.owned}
+        return starts, self.rounds * topology.width + self.extra
 
     @property
     def repeated(self) -> int:
         """Records, about, whose rows come again where lanes go back to where they can be entered."""
-        skipped = sum(sum(start.skips) for start in self.lanes.values()) // (self.fingerprint.get("seq_len", 0) + 1)
-        return skipped + sum(self.rounds - start.records_before for start in self.lanes.values())
+        per_feed = self.lanes_total // self.feeds
+        starts = {lane // per_feed: start for lane, start in self.lanes.items()}.values()
+        skipped = sum(sum(start.skips) for start in starts) // (self.fingerprint.get("seq_len", 0) + 1)
+        return skipped + sum(self.rounds * per_feed - start.records_before for start in starts)
 
     def with_other_tokens(self, plan: Plan) -> RunState:
         """For a plan that makes other records of the same rows: the state with lanes where they can be entered."""
@@ -176,12 +188,12 @@ class RunState:
         operators = self.fingerprint.get("row_operators", ())
         by_window = plan.stateful or any(str(each).startswith(_STATEFUL) for each in operators)
         skips = (0,) * len(plan.first_start.skips)
-        lanes = {}
+        lanes, used = {}, self.rounds * (self.lanes_total // self.feeds)
         for lane, start in self.lanes.items():
             window = plan.window_at(start.chunk)
             chunk, position = (plan.window_first(window), 0) if by_window else (start.chunk, start.position)
             token = chunk << 32 | position if skips else 0
-            lanes[lane] = LaneStart(window, self.rounds, chunk, position, token, start.buffer, skips)
+            lanes[lane] = LaneStart(window, used, chunk, position, token, start.buffer, skips)
         history = checksum({"before": self.history, "data": self.fingerprint, "rounds": self.rounds})
         return replace(self, lanes=lanes, history=history)
 
