@@ -42,7 +42,7 @@ def build(
 ):
     source = source or StaticMixtureWorkSource([A, B], **{**ENDS, **dict(order)})
     pipeline = Pipeline(source).options(
-        **{"runner": "inline", "canonical_replicas": LANES, "global_batch": 2 * LANES, **options}
+        **{"runner": "inline", "canonical_replicas": LANES, "feeds": LANES, "global_batch": 2 * LANES, **options}
     )
     pipeline = pipeline.map_transform(map_transform) if map_transform else pipeline
     pipeline = pipeline.stateful_transform(stateful, columns=["text"]) if stateful else pipeline
@@ -108,7 +108,7 @@ def test_an_accepted_change_loses_no_row_and_repeats_what_it_says(tokenizers, na
 
 
 PLACES = {
-    "canonical_replicas": {"canonical_replicas": 1},
+    "canonical_replicas": {"canonical_replicas": 1, "feeds": 1},
     "seed": {"order": {"seed": 2}},
     "chunk_size": {"order": {"chunk_size": 10}},
     "order": {"order": {"shuffle_shards": False}},

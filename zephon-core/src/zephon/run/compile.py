@@ -130,7 +130,7 @@ class Compiled:
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
             lanes_total=topology.lanes,
-            lanes={lane: starts[lane // topology.lanes_per_feed] for lane in topology.owned},
+            lanes={lane: starts[n] for lane in topology.owned if (n := lane // topology.lanes_per_feed) in starts},
             rounds=rounds,
             extra=extra,
             dp_degree=topology.dp_degree,
