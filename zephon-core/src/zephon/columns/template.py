@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from zephon.columns.arrow import column_of
 from zephon.errors import RecipeError
 
-__all__ = ["Template", "fill_in", "template_of"]
+__all__ = ["Template", "fill_in", "number_text", "template_of", "text_name"]
 
 Template = tuple[tuple[str, str | None], ...]
 """(text, name of the column that follows or None) for each piece."""
@@ -45,6 +45,22 @@ def template_of(name: str) -> Template | None:
     if all(field is None for _, field, _, _ in pieces):
         raise RecipeError(f"the text template {name!r} names no column; write {{column}} for a column")
     return tuple((text, None if field is None else field.strip()) for text, field, _, _ in pieces)
+
+
+def text_name(column: str) -> str:
+    """The column that holds the text of a column of numbers, exactly as its file writes them, where there is one."""
+    return f"{{{column}}}"
+
+
+def number_text(values: pa.Array) -> pa.Array:
+    """Floating-point numbers as text; whole numbers below 2**53 without an exponent."""
+    size = pc.abs(values)
+    # Arrow prints an exponent from here on.
+    whole = pc.and_(pc.and_(pc.greater_equal(size, 1e10), pc.less(size, 2.0**53)), pc.equal(pc.floor(size), size))
+    text = values.cast(pa.large_string())
+    if not pc.any(whole).as_py():
+        return text
+    return pc.if_else(whole, pc.if_else(whole, values, 0.0).cast(pa.int64()).cast(pa.large_string()), text)
 
 
 def fill_in(template: Template, columns: Mapping[str, pa.Array]) -> pa.Array:
