@@ -73,6 +73,7 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._after = ""  # digest of the data of the state restored
 
     @staticmethod
     def from_recipe(
@@ -216,6 +217,12 @@ class Pipeline:
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
         return iter(lambda: next(self._live_stream(), None), None)
 
+    def __len__(self) -> int:
+        raise TypeError("a Pipeline has no length; a DataLoader takes pipeline.torch_dataset() and batch_size=None.")
+
+    def __bool__(self) -> bool:
+        return True
+
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
 
@@ -266,7 +273,8 @@ class Pipeline:
         """Go on where `state` was taken; call before iterating.
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
-        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
+        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
+        are those of the state.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -278,6 +286,14 @@ class Pipeline:
                 pipeline stays as it was.
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
+        if self._options.canonical_replicas == "auto":
+            fixed = self._derive(options=self._options.changed({"canonical_replicas": read.lanes_total}))
+            same = self._compiled is not None and self._compiled.topology.lanes == read.lanes_total
+            fixed._compiled, fixed._skipped = self._compiled if same else None, self._skipped
+            fixed.restore(read, allow_changes=allow_changes, remedy=remedy)
+            self.close()
+            self.__dict__.update(fixed.__dict__)
+            return self
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
         earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
@@ -299,6 +315,7 @@ class Pipeline:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
+        self._after = read.data
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -432,7 +449,7 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed, self._after)
         return self._stream
 
     def _last(self) -> Account:

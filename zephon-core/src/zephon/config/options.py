@@ -91,7 +91,7 @@ class RunSettings:
     canonical_replicas: Limit | Literal["auto"] = key(
         "auto",
         'Number of lanes, fixed for the life of a run; data-parallel degrees divide it. "auto": the size of the global '
-        "batch where that is at most 256, else its largest divisor up to 256.",
+        "batch where that is at most 256, else its divisor up to 256 that most degrees divide.",
     )
     flush_every_k_chunks: Positive = key(
         1, "Chunks per window: stateful operators start each window empty and end it flushed."

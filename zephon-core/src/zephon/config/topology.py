@@ -23,7 +23,7 @@ import numpy as np
 from zephon.config.keys import Limit, Positive, Whole, check
 from zephon.errors import TopologyError
 
-__all__ = ["MAX_AUTO_LANES", "Topology", "divisors", "resolve_lanes"]
+__all__ = ["Topology", "divisors", "resolve_lanes"]
 
 MAX_AUTO_LANES = 256
 
@@ -51,21 +51,32 @@ def _check_divides(whole: tuple[str, int], part: tuple[str, int], problem: str) 
 
 
 def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp_degree: int) -> int:
-    """The number of lanes L of a run.
+    """The number of lanes L of a new run; one that goes on has those of its state.
 
-    "auto" is the global batch size where that is at most 256, else its largest divisor up to 256. L never
-    depends on `dp_degree`: where "auto" has no global batch to go by, one group gets one lane, and several
-    groups are an error, since any guess would change the data with the number of groups.
+    "auto" is the global batch where that is at most 256, else its divisor up to 256 that has the most divisors itself,
+    so that many numbers of groups can go on with the run. Only where `dp_degree` does not divide it, and the run could
+    not start, does it count: then they are the best such divisor that it divides, above 256 the smallest.
+    Where "auto" has no global batch to go by, one group gets one lane, and several groups are an error.
 
     Raises:
         TopologyError: the value is not usable.
     """
     if canonical_replicas != "auto":
         return int(check(Limit, canonical_replicas, "canonical_replicas", TopologyError))
+    groups = check(Positive, dp_degree, "dp_degree", TopologyError)
     if global_batch is not None:
         batch = check(Positive, global_batch, "global_batch", TopologyError)
-        return max(d for d in divisors(batch) if d <= MAX_AUTO_LANES)
-    if check(Positive, dp_degree, "dp_degree", TopologyError) > 1:
+        if batch <= MAX_AUTO_LANES:
+            return batch
+
+        def rank(d: int) -> tuple[int, int]:
+            return (len(divisors(d)), d) if d <= MAX_AUTO_LANES else (0, -d)
+
+        best = max(divisors(batch), key=rank)
+        return (
+            best if best % groups == 0 else max((d for d in divisors(batch) if d % groups == 0), key=rank, default=best)
+        )
+    if groups > 1:
         raise TopologyError(
             f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size "
             "is given, and the data must not depend on the number of groups; set canonical_replicas to a number that "

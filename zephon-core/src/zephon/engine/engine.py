@@ -83,10 +83,8 @@ class Engine:
         lanes = list(self.lanes.values())
         for lane in lanes:
             # One block per lane first: the first round must not wait for the full look-ahead of the first lanes.
-            lane.fill(1)
+            lane.fill()
         while True:
-            for lane in lanes:
-                lane.fill()
             for lane in lanes:
                 lane.advance()
             live = [lane.ready for lane in lanes if lane.ready]
@@ -103,6 +101,10 @@ class Engine:
                 # [lane, round] to [round, lane]
                 order = np.arange(len(parts) * count, dtype=np.int64).reshape(len(parts), count).T.reshape(-1)
                 yield RecordBlock.arrange(parts, order)
+            # In turn, for the same reason.
+            wanting = lanes
+            while wanting:
+                wanting = [lane for lane in wanting if lane.fill()]
 
     def close(self) -> None:
         """End all work; does not wait for it."""
