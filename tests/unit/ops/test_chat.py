@@ -314,7 +314,7 @@ def test_the_usual_shapes_of_conversations_are_one(shape):
 
 def pipeline_of(columns, before=lambda pipeline: pipeline, **options):
     source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", columns)])
-    pipeline = before(Pipeline(source).options(runner="inline"))
+    pipeline = before(Pipeline(source).options(runner="inline", canonical_replicas=1))
     return pipeline.tokenize_chat(chat_tokenizer(), chat_template=CHATML, **options).pack_flat(63).batch(1)
 
 

@@ -27,27 +27,13 @@ DEFAULT_IGNORE_INDEX = -100
 _PositionMode = Literal["preserve", "sequence"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
-FIELDS = (
-    "input_ids",
-    "labels",
-    "position_ids",
-    "loss_mask",
-    "padding_mask",
-    "num_valid_tokens",
-    "cu_seqlens",
-    "max_seqlen",
-)
+FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
+FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What all batches of a run share.
-
-    Attributes:
-        datasets: names by index.
-        catalogs: by index.
-        eos_id: id of the token that ends each document, or None.
-    """
+    """What all batches of a run share: datasets and catalogs by index, and the EOS of each document, or None."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
@@ -58,11 +44,6 @@ class SampleBatch:
     """A microbatch of n records of S + 1 tokens, S being the sequence length.
 
     Arrays given out may share memory with the batch; do not write to them.
-
-    Args:
-        block: the records.
-        sequence_numbers: int64[n], `round * L + lane` of each record.
-        info: names and catalogs.
     """
 
     def __init__(self, block: RecordBlock, sequence_numbers: np.ndarray, info: BatchInfo) -> None:
@@ -243,8 +224,7 @@ class SampleBatch:
             ignored = restarts if ignored is None else ignored | restarts
         fields: dict[str, Any] = {"input_ids": inputs.astype(integers, copy=False)}
         if width > seq_len:
-            first = np.zeros((n, seq_len), dtype=bool) if ignored is None else ignored
-            ignored = np.pad(first, ((0, 0), (1, 0)), constant_values=True)
+            ignored = np.insert(np.zeros((n, seq_len), dtype=bool) if ignored is None else ignored, 0, True, axis=1)
         fields["labels"] = block.tokens[:, -width:].astype(integers, copy=ignored is not None)
         if ignored is not None:
             limits = np.iinfo(integers)

@@ -52,15 +52,16 @@ def text_name(column: str) -> str:
     return f"{{{column}}}"
 
 
-def number_text(values: pa.Array) -> pa.Array:
-    """Floating-point numbers as text; whole numbers below 2**53 without an exponent."""
+def number_text(values: pa.Array) -> pa.Array | None:
+    """float64 as text, whole numbers without an exponent; None where one has 2**53 or more, and may be another."""
     size = pc.abs(values)
-    # Arrow prints an exponent from here on.
-    whole = pc.and_(pc.and_(pc.greater_equal(size, 1e10), pc.less(size, 2.0**53)), pc.equal(pc.floor(size), size))
+    most = pc.max(size).as_py() or 0
     text = values.cast(pa.large_string())
-    if not pc.any(whole).as_py():
+    if most < 1e10:  # from here on Arrow prints an exponent
         return text
-    return pc.if_else(whole, pc.if_else(whole, values, 0.0).cast(pa.int64()).cast(pa.large_string()), text)
+    whole = pc.and_(pc.equal(pc.floor(values), values), pc.greater_equal(size, 1e10))
+    digits = pc.if_else(whole, values, 0.0).cast(pa.int64(), safe=False).cast(pa.large_string())
+    return pc.if_else(whole, digits, text) if most < 2.0**53 else None
 
 
 def fill_in(template: Template, columns: Mapping[str, pa.Array]) -> pa.Array:

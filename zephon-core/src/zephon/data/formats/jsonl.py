@@ -57,7 +57,6 @@ Fields = Mapping[str, msgspec.Raw | bytes]
 _TYPES = {"number": pa.float64(), "flag": pa.bool_()}
 _TYPES |= dict.fromkeys(("document", "text", "json", "digits"), pa.large_string())
 _WHOLE = re.compile(rb"-?[0-9]+")
-_EXACT = 2.0**53  # up to here a float64 is the whole number that the file holds
 _EXPECTED = {"document": "text was expected", "number": "the first rows of the dataset hold numbers"}
 _EXPECTED |= {"flag": "the first rows of the dataset hold booleans"}
 # What a value is by its first byte.
@@ -304,16 +303,10 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
         else:
             table = _with_path_columns(table, own)
             numbers = [table.column(name[1:-1]).combine_chunks() for name in digits]
-            if table.num_rows == lines and not any(_is_inexact(column) for column in numbers):
-                for name, column in zip(digits, numbers, strict=True):
-                    table = table.append_column(name, number_text(column))
-                return table
+            texts = list(map(number_text, numbers))
+            if table.num_rows == lines and None not in texts:
+                return pa.table([*table.columns, *texts], [*table.column_names, *digits])
     return _parse_line_by_line(data, kinds, file, group)
-
-
-def _is_inexact(numbers: pa.Array) -> bool:
-    """Whether some numbers may not be those that the file holds."""
-    return bool(pc.any(pc.greater_equal(pc.abs(numbers), _EXACT)).as_py())
 
 
 def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
@@ -453,7 +446,8 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
     if kind in ("number", "digits") and first in "-0123456789NI":
         if kind == "number":
             return float(value)
-        return text if _WHOLE.fullmatch(value) else number_text(column_of([float(value)]))[0].as_py()
+        number = column_of([float(value)])
+        return text if _WHOLE.fullmatch(value) else (number_text(number) or number.cast(_TYPES[kind]))[0].as_py()
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")
