@@ -99,6 +99,8 @@ def test_closing_after_the_end_starts_over_too(tiny_tokenizer):
 
 def test_several_groups_over_data_that_ends_need_a_word_between_them(tiny_tokenizer):
     options = {"canonical_replicas": 4, "dp_degree": 2}
+    assert list(pipeline_of(tiny_tokenizer, repeat=False, options=options)), "of one feed all groups see the end"
+    options["feeds"] = 2
     with pytest.raises(PipelineError, match=r"2 data-parallel groups.*combine_flag"):
         next(iter(pipeline_of(tiny_tokenizer, repeat=False, options=options)))
     assert list(pipeline_of(tiny_tokenizer, repeat=False, options={**options, "combine_flag": bool}))

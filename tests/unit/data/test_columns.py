@@ -248,7 +248,7 @@ def test_text_that_is_not_utf8_is_refused_with_its_place(tmp_path):
     with pytest.raises(DataError, match=r"a.txt' row 0, column 'text', is not valid UTF-8 \(byte 0xff at 5\)"):
         column(opened(path, ["text"]), "text")
     path.write_bytes("text".encode("utf-16"))
-    with pytest.raises(DataError, match=r"a.txt' is written as UTF-16.*convert"):
+    with pytest.raises(DataError, match=r"a.txt' is text in UTF-16.*convert"):
         opened(path, ["text"])
 
 

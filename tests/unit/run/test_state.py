@@ -246,6 +246,7 @@ def test_every_name_of_a_fingerprint_is_known(tmp_path, tiny_tokenizer):
             pipeline.ensure_mixture().pack_flat(8).shuffle(9),
         ):
             names |= set(packed.batch(1).fingerprint())
+    names |= set(packed.options(canonical_replicas=2, feeds=1).batch(1).fingerprint())
     assert {name for name in names if not name.startswith("dataset ")} == set(FINGERPRINT_NAMES)
 
 

@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from zephon.columns.arrow import column_of
 from zephon.errors import RecipeError
 
-__all__ = ["Template", "fill_in", "number_text", "template_of", "text_name"]
-
 Template = tuple[tuple[str, str | None], ...]
 """(text, name of the column that follows or None) for each piece."""
 

@@ -15,8 +15,6 @@ from zephon.curriculum.permute import derive_key, shuffled_indices
 from zephon.data.reader import OpenDataset
 from zephon.errors import DataError
 
-__all__ = ["TokenEstimation"]
-
 _GROUPS_SAMPLED = 16
 _GROUP_BYTES_LIMIT = 64 << 20
 

@@ -25,8 +25,6 @@ from zephon.ops.trial import Sample, probe
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Inputs", "measure_ratios", "open_inputs", "sample_texts"]
-
 _log = logging.getLogger("zephon")
 _SAMPLE_BYTES = 256 << 10
 _LOST_LOGGED = 10

@@ -33,8 +33,6 @@ from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
-__all__ = ["RUN_BYTES", "JsonLines"]
-
 RUN_BYTES = 1 << 20
 # A line is parsed as a whole, in several times its memory. One beyond this is a file without newlines.
 _MAX_LINE_BYTES = 256 << 20
@@ -90,18 +88,18 @@ class JsonLines(Format):
                 groups.append((rows, len(run), offset, len(run)))
                 lines = lines if offset else _head(run)
                 offset += len(run)
-        name = digest.hexdigest()[:32]
-        return _with_rest(lambda skips: ShardScan(name, _columns(file, lines, size_column, is_text, skips), groups))
+            name = digest.hexdigest()[:32]
+            return _with_rest(lambda skips: ShardScan(name, _columns(file, lines, size_column, is_text, skips), groups))
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name), closing(_runs(file)) as runs:
             lines = _head(next(runs, (b"", 0))[0])
 
-        def columns(skips: bool) -> dict[str, str | None]:
-            kinds = _kinds_of(_parsed(lines, file, skips))
-            return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
+            def columns(skips: bool) -> dict[str, str | None]:
+                kinds = _kinds_of(_parsed(lines, file, skips))
+                return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
 
-        return _with_rest(columns)
+            return _with_rest(columns)
 
     def open(
         self,
@@ -216,10 +214,7 @@ def _head(run: bytes | bytearray | memoryview) -> list[bytes]:
 
 
 def _columns(file: StoredFile, lines: Sequence[bytes], size_column: str, is_text: bool, skips: bool) -> dict[str, str]:
-    """The keys of the first rows, sorted, and what they hold, with what `size_column` needs of later rows ("null").
-
-    `DataError` when the file has no `size_column`. With `skips`, rows that are no good are passed over.
-    """
+    """What the keys of the first rows hold, sorted, with what `size_column` needs of later rows ("null")."""
     is_template = template_of(size_column) is not None
     kinds = _kinds_of(_parsed(lines, file, skips, size_column if is_text and not is_template else None))
     late = [name for name in physical_columns([size_column]) if kinds and not has_column(name, kinds)]
@@ -310,10 +305,7 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
 
 
 def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
-    """What Arrow looks for: each column as a key and, where its name may be a path, below other keys.
-
-    None where one of the columns lies inside of another.
-    """
+    """Each column as a key and, where it may be a path, below other keys; None where one lies inside of another."""
     schemas = [pa.schema([(name, _TYPES[kind]) for name, kind in kinds.items()])]
     for name, kind in kinds.items():
         top, *parts = name.split(".")
