@@ -314,7 +314,7 @@ def test_the_usual_shapes_of_conversations_are_one(shape):
 
 def pipeline_of(columns, before=lambda pipeline: pipeline, **options):
     source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", columns)])
-    pipeline = before(Pipeline(source).options(runner="inline", canonical_replicas=1))
+    pipeline = before(Pipeline(source).options(runner="inline"))
     return pipeline.tokenize_chat(chat_tokenizer(), chat_template=CHATML, **options).pack_flat(63).batch(1)
 
 
@@ -475,4 +475,4 @@ def test_a_pipeline_masks_labels_and_names_the_row_that_it_cannot_use():
     assert (fields["labels"][fields["loss_mask"] == 0] == -100).all() and 0 < len(trained) < fields["labels"].size
     talks[7] = "[3]"
     with pytest.raises(Exception, match='tokenize_chat failed on dataset "talks", shard memory, row 7: message 0 is'):
-        next(iter(pipeline_of({"conversations": talks})))
+        list(pipeline_of({"conversations": talks}))
