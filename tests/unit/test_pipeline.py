@@ -137,7 +137,7 @@ def test_datasets_without_any_text_are_an_error_and_no_hang(tiny_tokenizer, runn
         next(iter(blank))
     two = pipeline_of(tiny_tokenizer, WORDS, [""], runner=runner, token_estimation=estimation)
     if estimation:
-        with pytest.raises(DataError, match='"d1": no row has text'):
+        with pytest.raises(DataError, match='"d1": no row gives tokens'):
             next(iter(two))
     else:
         assert len(next(iter(two)))
