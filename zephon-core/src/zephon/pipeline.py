@@ -35,7 +35,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
-from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
 from zephon.run.report import Account, LeftOver, Mixture, mixture_of
@@ -275,10 +275,8 @@ class Pipeline:
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
         lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
-        are those of the state.
-
-        An accepted change that makes other records of the same rows takes each lane back to the last place where it can
-        be entered: no row is lost, and rows used since come again.
+        are those of the state. An accepted change that makes other records of the same rows takes each lane back to
+        where it can be entered: no row is lost, and rows used since come again.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -310,22 +308,7 @@ class Pipeline:
         compiled = self._compiled_with(ratios, earlier, options, read.history)
         check_allowed(allow, [theirs, compiled.fingerprint], remedy)
         if not takes_over:
-            accepted = check_fingerprint(
-                read.fingerprint,
-                compiled.fingerprint,
-                allow=allow,
-                where="the state was taken with other data",
-                remedy=remedy,
-                cost=f"No row is lost then; the rows of {read.repeated:,} records, used since lanes could be entered, "
-                "come again. ",
-                explain=compiled.describe_growth,
-            )
-            for change in accepted:
-                _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
-            if not all(change.is_exact for change in accepted):
-                _log.warning("the rows of %d records, used since lanes could be entered, come again.", read.repeated)
-                read = read.with_other_tokens(compiled.plan)
-                compiled = replace(compiled, history=read.history)
+            read, compiled = compiled.accepting(read, allow, remedy)
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
@@ -362,9 +345,8 @@ class Pipeline:
         if step is not None and sequence_number is None:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
         elif sequence_number is not None and step is None:
-            rounds, extra = divmod(
-                check(_Number, sequence_number, "seek sequence_number", PipelineError), topology.lanes
-            )
+            number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
+            rounds, extra = divmod(number, topology.lanes)
             if extra:
                 raise PipelineError(
                     f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
@@ -372,10 +354,8 @@ class Pipeline:
         else:
             raise PipelineError("seek needs either step or sequence_number.")
         starts = self._beginning()
-        if self._options.flush_index is not None:
-            index = FlushIndex(
-                self._options.flush_index, compiled.digest, compiled.lane_history, compiled.plan.first_start
-            )
+        if (folder := self._options.flush_index) is not None:
+            index = FlushIndex(folder, compiled.digest, compiled.lane_history, compiled.plan.first_start)
             starts = {feed: index.start(feed, rounds * topology.lanes_per_feed) for feed in topology.owned_feeds}
         self._move(starts, rounds * topology.width)
         return self

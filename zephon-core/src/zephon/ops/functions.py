@@ -88,11 +88,7 @@ def _checked_types(types: Any) -> Types:
 
 
 def rows_given(result: Any) -> list[Mapping[str, Any]]:
-    """The rows in the result of a function of a row.
-
-    Raises:
-        TypeError: it is neither a dict, nor several, nor None, or has an invalid name of a column.
-    """
+    """The rows in the result of a function of a row."""
     rows = [] if result is None else result if isinstance(result, list) else [result]
     for row in rows:
         if not isinstance(row, Mapping):

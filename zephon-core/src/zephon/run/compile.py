@@ -6,8 +6,9 @@ This is where a misconfigured run fails, before its first batch.
 from __future__ import annotations
 
 import json
+import logging
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -36,13 +37,14 @@ from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.trial import Sample, check_operators
 from zephon.ops.typing import Types, types_of
-from zephon.run.fingerprint import Content, describe_growth, fingerprint_of
+from zephon.run.fingerprint import Content, check_fingerprint, describe_growth, fingerprint_of
 from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
 
+_log = logging.getLogger("zephon")
 _SpecialIds = tuple[int | None, int | None]
 
 # Rows cost something besides their text, which matters where they are tiny.
@@ -139,6 +141,21 @@ class Compiled:
             earlier=self.earlier,
             history=self.history,
         )
+
+    def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
+        """A state of this run, or of one that differs in what is allowed, and the pipeline to go on from it."""
+        again = f"the rows of {read.repeated:,} records, used since lanes could be entered, come again."
+        cost = f"No row is lost then; {again} "
+        where = "the state was taken with other data"
+        told: dict[str, Any] = {"remedy": remedy, "cost": cost, "explain": self.describe_growth}
+        accepted = check_fingerprint(read.fingerprint, self.fingerprint, allow=allow, where=where, **told)
+        for change in accepted:
+            _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
+        if all(change.is_exact for change in accepted):
+            return read, self
+        _log.warning("%s", again)
+        read = read.with_other_tokens(self.plan)
+        return read, replace(self, history=read.history)
 
     def describe_growth(self, field: str, before: Any) -> str:
         """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""

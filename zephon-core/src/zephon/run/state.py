@@ -143,11 +143,7 @@ class RunState:
         return feeds
 
     def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
-        """The starts of the feeds of a group, and how many of its records have been used.
-
-        Raises:
-            CheckpointError: lanes are missing, or the state was taken inside a round on another topology.
-        """
+        """The starts of the feeds of a group, and how many of its records have been used."""
         if (self.lanes_total, self.feeds) != (topology.lanes, topology.feeds):
             raise CheckpointError(
                 f"the state is of a run with {self.lanes_total} lanes (canonical_replicas) and {self.feeds} feeds, "
