@@ -47,9 +47,9 @@ def main() -> None:
     headline("2. Training batches from it")
     zephon("stream", *recipe, "--seq-len", 1024, "--microbatch-size", 8, "--steps", options.steps)
     headline("   What the model saw in step 17")
-    zephon("show", *recipe, "--seq-len", 1024, "--global-batch", 8, "--step", 17, "--record", 136, "--chars", 600)
+    zephon("show", *recipe, "--seq-len", 1024, "--global-batch", 8, "--step", 17, "--record", 128, "--chars", 600)
 
-    headline("3. The same global batches on 1, 2 and 4 ranks, each a process, killed and resumed after step 5")
+    headline("3. The same global batches on 1, 2 and 4 ranks, each a process, killed and resumed after step 6")
     matrix = ("--global-batch", 16, "--dp", "1,2,4", "--resume-at", 6, "--steps", 16, "--microbatch-size", 2)
     zephon("verify", *recipe, "--seq-len", 512, *matrix, "--plot", options.folder / "barcode.png")
     print(f"\nthe demo took {time.perf_counter() - started:.1f} s")

@@ -72,7 +72,7 @@ def test_verify_proves_a_recipe_through_kills_and_resumes(corpus, tmp_path):
     content[512 + 40 * 9 + 12] ^= 1
     file.write_bytes(content)
     difference = compare(read_ledger(keep / "dp-1" / "ledger"), read_ledger(other))
-    assert (difference.step, difference.lane) == (3, 1)
+    assert (difference.step, difference.lane) == (4, 1)
 
 
 def test_ranks_of_a_finite_recipe_end_at_the_same_step(corpus):
@@ -91,7 +91,7 @@ def test_a_rank_that_fails_stops_the_matrix_and_leaves_no_process(corpus, tmp_pa
     missing = Run("failing", tmp_path / "a", [Leg(3, 2)])  # 8 records do not divide among 3 ranks
     with pytest.raises(
         ZephonError,
-        match=r"^failing, rank \d of 3 ended with exit code 2: error: --dp-degree is 3; expected",
+        match=r"^failing, rank \d of 3 ended with exit code 2: error: 8 lanes .* do not divide among 3",
     ):
         Matrix(setup_of(corpus)).run([Run("endless", tmp_path / "b", [Leg(1, None)]), missing])
     assert not _children()
@@ -126,7 +126,7 @@ def test_ctrl_c_ends_a_stream_with_its_totals_and_130(corpus, tmp_path):
 
 
 def test_a_reader_that_has_enough_ends_the_command_quietly(corpus):
-    process = command("show", *common(corpus), "--global-batch", "512", "--canonical-replicas", "4", "--step", "0")
+    process = command("show", *common(corpus), "--global-batch", "512", "--canonical-replicas", "4", "--step", "1")
     process.stdout.readline()
     process.stdout.close()
     err = process.stderr.read()

@@ -113,3 +113,16 @@ def test_several_workers_are_refused_with_the_reason(tiny_tokenizer, monkeypatch
     monkeypatch.setattr("zephon.torch_data.get_worker_info", lambda: SimpleNamespace(num_workers=2))
     with pytest.raises(PipelineError, match="num_workers is 2; expected 0 or 1, since every worker would yield all"):
         iter(build(tiny_tokenizer).torch_dataset())
+
+
+@pytest.mark.parametrize("size", [{}, {"batch_size": 3}])
+def test_batches_of_batches_and_a_bare_pipeline_are_refused_with_the_remedy(tiny_tokenizer, size):
+    for loader in (DataLoader, StatefulDataLoader):
+        with pytest.raises(
+            PipelineError, match=r"batch_size is \d or more; expected batch_size=None in the DataLoader"
+        ):
+            next(iter(loader(build(tiny_tokenizer).torch_dataset(), **size)))
+        with pytest.raises(TypeError, match=r"takes pipeline.torch_dataset\(\) and batch_size=None"):
+            next(iter(loader(build(tiny_tokenizer), **size)))
+    assert build(tiny_tokenizer) and len([*zip(range(2), build(tiny_tokenizer), strict=False)]) == 2
+    assert len(list(build(tiny_tokenizer, repeat=False))) > 2

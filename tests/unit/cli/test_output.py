@@ -1,6 +1,6 @@
 """Output of the command: numbers and text for people, on terminals and elsewhere."""
 
-from zephon.cli.output import count, make_console, plural, print_table, printable
+from zephon.cli.output import count, plural, print_table, printable
 
 
 def test_numbers_are_worded_for_people():
@@ -14,5 +14,5 @@ def test_printable_text_keeps_letters_of_all_scripts_and_nothing_that_steers():
 
 
 def test_a_wide_table_is_not_cut_where_nobody_has_a_terminal(capsys):
-    print_table(make_console(), ["step", "SHA-256"], [["1", "f" * 64], ["10", "[red]"]], right="r")
+    print_table(["step", "SHA-256"], [["1", "f" * 64], ["10", "[red]"]], right="r")
     assert capsys.readouterr().out == f"step  SHA-256\n   1  {'f' * 64}\n  10  [red]\n"

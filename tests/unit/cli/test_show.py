@@ -1,6 +1,12 @@
 """`zephon show`: the documents of a step, where they came from, and their text."""
 
+import json
 import re
+
+import pytest
+
+from examples.corpus import write_recipe
+from zephon import Pipeline, merge_checkpoints
 
 
 def stream_of(corpus, name="recipe.toml", seq_len=32):
@@ -8,9 +14,9 @@ def stream_of(corpus, name="recipe.toml", seq_len=32):
 
 
 def test_show_prints_documents_with_place_and_text(zephon, corpus):
-    code, out, _ = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "2", "--chars", "20")
-    assert code == 0
-    heads = re.findall(r"^record (\d+), lane (\d): 33 tokens of \d+ documents?$", out, flags=re.M)
+    code, out, err = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "3", "--chars", "20")
+    assert code == 0 and err.startswith("warning: this is what recipe, data and tokenizer give now.")
+    heads = re.findall(r"^step 3, record (\d+), lane (\d): 33 tokens of \d+ documents?$", out, flags=re.M)
     assert heads == [("8", "0"), ("9", "1"), ("10", "2"), ("11", "3")]
     places = re.findall(r"^  ([ab]), (\S+), row (\d+), tokens (\d+) to (\d+)\n    \| (.*)$", out, flags=re.M)
     assert {(name, shard) for name, shard, *_ in places} == {("a", "a.jsonl"), ("b", "b.jsonl.gz")}
@@ -20,17 +26,94 @@ def test_show_prints_documents_with_place_and_text(zephon, corpus):
         assert text.startswith(f"<|bos|>{'apple' if name == 'a' else 'bear'} {row}:")
 
 
-def test_show_of_one_record_prints_that_record(zephon, corpus):
-    code, out, _ = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "2", "--record", "10")
+def test_show_of_one_record_and_of_a_range_of_steps(zephon, corpus):
+    code, out, _ = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "3", "--record", "10")
     assert code == 0
-    assert re.findall(r"^record (\d+)", out, flags=re.M) == ["10"]
+    assert re.findall(r"record (\d+)", out) == ["10"]
+    _, out, _ = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "2-4", "--chars", "0")
+    assert re.findall(r"step (\d)", out) == [step for step in "234" for _ in range(4)]
+    for step in ("0", "4-3", "x", "1-"):
+        code, _, err = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", step)
+        assert code == 2 and f"--step is {step}; expected a step, counted from 1" in err
+
+
+@pytest.fixture
+def trained(corpus, tmp_path):
+    """A recipe over a copy of the corpus, and ledger and state of a run of two ranks that has left out step 3."""
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "a.jsonl").write_bytes((corpus / "a.jsonl").read_bytes())
+    write_recipe(tmp_path / "recipe.toml", {"a": data}, keys={"chunk_size": 16, "cache_dir": "cache"})
+    states = []
+    for rank in range(2):
+        options = {"global_batch": 4, "dp_degree": 2, "dp_group_id": rank, "canonical_replicas": 2}
+        pipeline = Pipeline.from_recipe(
+            tmp_path / "recipe.toml",
+            tokenizer=corpus / "tokenizer",
+            seq_len=32,
+            microbatch_size=1,
+            ledger=tmp_path / "ledger",
+            **options,
+        )
+        pipeline.skip(2, 3)
+        assert len([*zip(range(8), pipeline, strict=False)]) == 8
+        states.append(pipeline.checkpoint())
+        pipeline.close()
+    (tmp_path / "state.json").write_text(json.dumps(merge_checkpoints(states)))
+    common = [
+        "--tokenizer",
+        corpus / "tokenizer",
+        "--seq-len",
+        "32",
+        "--global-batch",
+        "4",
+        "--canonical-replicas",
+        "2",
+    ]
+    return tmp_path, [tmp_path / "recipe.toml", *common]
+
+
+@pytest.mark.parametrize("proof", ["ledger", "state.json", ""])
+def test_show_after_the_dataset_has_grown_does_not_show_other_documents_as_trained(zephon, trained, proof):
+    folder, common = trained
+    options = ["--ledger" if proof == "ledger" else "--state", folder / proof] if proof else []
+    code, out, err = zephon("show", *common, "--step", "2", *options)
+    assert code == 0 and ("warning: " in err) == (not proof)
+    (folder / "data" / "b.jsonl").write_text("".join(json.dumps({"text": f"new {n}"}) + "\n" for n in range(300)))
+    code, other, err = zephon("show", *common, "--step", "2", *options)
+    if proof:
+        words = (
+            "record 4 of step 2 is not what .* has: " if proof == "ledger" else "with other data: dataset a: has grown"
+        )
+        assert code == 2 and re.search(words, err) and err.count("\n") == 1
+    else:
+        assert code == 0 and other != out and err.startswith("warning: ")
+
+
+def test_show_names_rank_and_microbatch_by_the_ledger_and_what_was_left_out(zephon, trained):
+    folder, common = trained
+    code, out, err = zephon("show", *common, "--step", "2-6", "--ledger", folder / "ledger", "--json")
+    assert code == 0 and not err
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert [(line["step"], line["record"]) for line in lines] == [(n // 4 + 1, n) for n in range(4, 24)]
+    assert [line["record"] for line in lines if not line["trained"]] == [8, 9, 10, 11, 20, 21, 22, 23]
+    assert [(line["rank"], line["microbatch"]) for line in lines[:4]] == [(0, 0), (1, 0), (0, 1), (1, 1)]
+    assert all(
+        sum(each["token_end"] - each["token_begin"] for each in line["documents"]) == line["tokens"] for line in lines
+    )
+    assert max(len(each["text"]) for line in lines for each in line["documents"]) > 30
+    code, out, err = zephon("show", *common, "--step", "2-4", "--state", folder / "state.json", "--full")
+    assert code == 0 and err == "step 3 is left out by the run\n"
+    assert set(re.findall(r"^step (\d)", out, re.M)) == {"2", "4"} and "more character" not in out
+    code, _, err = zephon("show", *common[:-3], "8", "--step", "2", "--ledger", folder / "ledger")
+    assert code == 2 and "--global-batch is 8; expected 4, as in " in err
 
 
 def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon, corpus, tmp_path):
     options = ["--microbatch-size", "4", "--global-batch", "4", "--steps", "60", "--flush-index", tmp_path]
     assert zephon("stream", *stream_of(corpus), *options)[0] == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    arguments = *stream_of(corpus), "--global-batch", "4", "--step", "55"
+    arguments = *stream_of(corpus), "--global-batch", "4", "--step", "56"
     _, counted, _ = zephon("show", *arguments)
     code, found, _ = zephon("show", *arguments, "--flush-index", tmp_path)
     assert (code, found) == (0, counted)
@@ -43,9 +126,9 @@ def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon,
 
 
 def test_show_refuses_a_record_of_another_step(zephon, corpus):
-    code, _, err = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "2", "--record", "3")
+    code, _, err = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "3", "--record", "3")
     assert code == 2
-    assert err == "error: record 3 is not in step 2, which holds records 8 to 11; it is in step 0.\n"
+    assert err == "error: record 3 is not in step 3, which holds records 8 to 11; it is in step 1.\n"
 
 
 def test_show_beyond_the_end_of_the_data_says_so(zephon, corpus):
@@ -55,7 +138,7 @@ def test_show_beyond_the_end_of_the_data_says_so(zephon, corpus):
 
 
 def test_text_of_documents_cannot_steer_the_terminal(zephon, corpus):
-    code, out, _ = zephon("show", *stream_of(corpus), "--global-batch", "32", "--step", "0", "--chars", "999")
+    code, out, _ = zephon("show", *stream_of(corpus), "--global-batch", "32", "--step", "1", "--chars", "999")
     assert code == 0
     assert "\\x1b[31mred" in out
     assert "\x1b" not in out

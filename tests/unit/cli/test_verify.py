@@ -1,6 +1,7 @@
 """`zephon verify`: runs compared by their ledgers, and the runs that it makes of a recipe."""
 
 import re
+import shutil
 
 import pytest
 
@@ -24,7 +25,7 @@ def test_verify_of_different_runs_exits_with_1_and_names_step_and_documents(zeph
     code, out, _ = zephon("verify", runs["one"], runs["two"], runs["other"])
     assert code == 1
     assert re.search(
-        r"^different: step 0, lane 0 \(record 0\): \S+one consumed [ab] row \d+.*\S+other consumed", out, re.M
+        r"^different: step 1, lane 0 \(record 0\): \S+one consumed [ab] row \d+.*\S+other consumed", out, re.M
     )
     assert [line.split()[-1] for line in out.splitlines()[1:4]] == ["first", "yes", "no"]
 
@@ -37,7 +38,7 @@ def test_verify_names_the_one_record_that_was_tampered_with(zephon, runs, tmp_pa
         (tmp_path / file.name).write_bytes(content)
     code, out, _ = zephon("verify", runs["one"], tmp_path)
     assert code == 1
-    assert "different: step 2, lane 5 (record 21): " in out
+    assert "different: step 3, lane 5 (record 21): " in out
 
 
 def test_verify_draws_the_barcode(zephon, runs, tmp_path):
@@ -112,25 +113,22 @@ def test_runs_just_made_must_have_all_steps_of_the_first(corpus, runs):
             return runs[self.title]
 
     one, two = At("one", corpus, [Leg(1, 4)]), At("two", corpus, [Leg(2, 4)])
-    assert judge([one, two], 8)[1] == [None, "step 3 is missing."]
-    assert judge([two, one], 8)[1] == [None, "step 3 is after the end of two."]
+    assert judge([one, two], 8)[1] == [None, "step 4 is missing."]
+    assert judge([two, one], 8)[1] == [None, "step 4 is after the end of two."]
     other = At("other", corpus, [Leg(1, 4)])
-    assert "step 0, lane 0 (record 0)" in judge([one, other], 8)[1][1]
+    assert "step 1, lane 0 (record 0)" in judge([one, other], 8)[1][1]
 
 
 def test_a_ledger_that_contradicts_itself_is_a_difference(corpus, runs, tmp_path):
-    ledger = tmp_path / "ledger"
-    ledger.mkdir()
-    for name in ("one", "other"):
-        for file in runs[name].iterdir():
-            (ledger / f"{name}-{file.name}").write_bytes(file.read_bytes())
-    with pytest.raises(DataError):
-        read_ledger(ledger)
-    mixed = Run("mixed", tmp_path, [Leg(1, 4)])
-    one = Run("one", tmp_path / "one", [Leg(1, 4)])
-    one.ledger.mkdir(parents=True)
-    for file in runs["one"].iterdir():
-        (one.ledger / file.name).write_bytes(file.read_bytes())
+    mixed, one = (Run(name, tmp_path / name, [Leg(1, 4)]) for name in ("mixed", "one"))
+    for run in (mixed, one):
+        shutil.copytree(runs["one"], run.ledger)
+    (file,) = mixed.ledger.glob("*.ledger")
+    content = bytearray(file.read_bytes())
+    content[512 + 40 * 9 + 20] ^= 1
+    file.with_name(f"again-{file.name}").write_bytes(content)
+    with pytest.raises(DataError, match="record 9 was consumed twice with different content"):
+        read_ledger(mixed.ledger)
     assert "consumed twice with different content" in judge([one, mixed], 8)[1][1]
 
 
@@ -148,7 +146,7 @@ def test_ranks_killed_far_apart_are_no_difference_but_what_they_consumed_counts(
     assert compare(one, cut) is None
     (tmp_path / "other" / "dp2-0-x.ledger").write_bytes((tmp_path / files["dp2-0.ledger"].name).read_bytes())
     difference = compare(one, read_ledger(tmp_path / "other"))
-    assert (difference.step, difference.lane) == (2, 7)
+    assert (difference.step, difference.lane) == (3, 7)
 
 
 def test_numbers_with_commas_are_read_and_anything_else_refused():

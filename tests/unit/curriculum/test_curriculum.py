@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 
 import numpy as np
 import pytest
@@ -149,16 +150,21 @@ def test_settings_of_a_dataset_are_part_of_the_fingerprint(tiny_tokenizer):
     assert fingerprint(exhausted_policy="repeat") == plain
 
 
-def test_the_last_window_is_told_and_logged(tiny_tokenizer, caplog):
-    source = StaticMixtureWorkSource([data("a"), data("b")], mixture={"a": 1, "b": 2}, chunk_size=60)
+def test_shares_handed_out_and_passes_are_logged_window_by_window(tiny_tokenizer, caplog):
+    tiny = Dataset.from_dict("tiny", {"text": TEXTS["b"][1:2]})
+    source = StaticMixtureWorkSource([data("a"), tiny], mixture={"a": 1, "tiny": 3}, chunk_size=60)
     pipeline = Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer).pack_flat(31).batch(4)
     with caplog.at_level(logging.INFO, logger="zephon"):
-        for _, _ in zip(range(60), pipeline, strict=False):
+        for _ in zip(range(60), pipeline, strict=False):
             pass
-    told = pipeline.mixture()
-    assert sum(each.window for each in told.values()) == pytest.approx(1)
-    assert told["b"].window == pytest.approx(2 / 3, abs=0.1)
-    assert any("mixture: a " in record.message and "last window" in record.message for record in caplog.records)
+    lines = [record.message for record in caplog.records if record.message.startswith("mixture: a ")]
+    assert 3 < len(lines) <= pipeline.checkpoint()["lanes"]["0"][0]
+    shares = [re.findall(r"a ([\d.]+)% of 25.00% \(since the last line ([\d.]+)%", line)[0] for line in lines]
+    assert all(abs(float(share) - 25) < 8 for pair in shares for share in pair)
+    assert 500 < pipeline.mixture()["tiny"].passes < pipeline.mixture()["tiny"].rows
+    warned = [record.message for record in caplog.records if record.levelno == logging.WARNING]
+    assert len(warned) == 1 and re.match(r"tiny has had 1\d\d passes; lower its weight", warned[0])
+    assert re.search(r"  tiny: weight 3, 75.00% of tokens.*, a pass every \d+ tokens of the run", pipeline.explain())
 
 
 def test_a_forecast_is_what_the_curriculum_gives(tiny_tokenizer):

@@ -312,9 +312,9 @@ def test_the_usual_shapes_of_conversations_are_one(shape):
     assert ids_and_text(column) == ids_and_text([talk("hi", "ho")])
 
 
-def pipeline_of(columns, **options):
+def pipeline_of(columns, before=lambda pipeline: pipeline, **options):
     source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("talks", columns)])
-    pipeline = Pipeline(source).options(runner="inline")
+    pipeline = before(Pipeline(source).options(runner="inline"))
     return pipeline.tokenize_chat(chat_tokenizer(), chat_template=CHATML, **options).pack_flat(63).batch(1)
 
 
@@ -322,7 +322,8 @@ def pipeline_of(columns, **options):
     ("columns", "options"),
     [
         ({"prompt": "hi\n\nyou", "completion": "ho"}, {}),
-        ({"prompt": "hi\n\nyou", "response": "ho", "input": "not read"}, {}),
+        ({"prompt": "hi\n\nyou", "response": "ho", "input": "not read"}, {"ignored": ["input"]}),
+        ({"prompt": "hi", "response": "ho", "context": "you"}, {"input": "context"}),
         ({"instruction": "hi", "input": "you", "output": "ho"}, {}),
         ({"instruction": "hi\n\nyou", "input": "", "output": "ho"}, {}),
         (
@@ -337,6 +338,43 @@ def test_prompts_with_answers_are_conversations(columns, options):
     text = load(chat_tokenizer()).decode(batch.to_training(as_numpy=True)["input_ids"][0])
     turn = "<|im_start|>user\nhi\n\nyou<|im_end|>\n<|im_start|>assistant\nho<|im_end|>\n"
     assert (turn * 4).startswith(text[: len(turn)])
+
+
+TALK_AND_ANSWER = {"messages": talk("hi", "ho")}, {"instruction": "hi", "output": "ho"}
+
+
+@pytest.mark.parametrize("columns", TALK_AND_ANSWER, ids=["messages", "prompts"])
+def test_a_column_of_system_messages_comes_first(columns):
+    columns = columns | {"system_prompt": "Be\nbrief.", "history": "[]"}
+    options = {"system": "system_prompt", "ignored": ["history"]}
+    batch = next(iter(pipeline_of({name: [value] * 50 for name, value in columns.items()}, **options)))
+    text = load(chat_tokenizer()).decode(batch.to_training(as_numpy=True)["input_ids"][0])
+    assert text.startswith("<|im_start|>system\nBe\nbrief.<|im_end|>\n<|im_start|>user\nhi<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("name", "columns", "remedy"),
+    [
+        ("system", {}, 'name it (system="system"), or leave it out by name (ignored=["system"])'),
+        ("history", {}, "put it into the messages in a map, or leave"),
+        ("functions", {}, 'name it (tools="functions")'),
+        ("chat_template_kwargs", {}, "put it into"),
+        ("context", TALK_AND_ANSWER[1], 'name it (input="context")'),
+    ],
+)
+def test_a_column_of_conversations_that_is_not_used_is_refused_by_name(name, columns, remedy):
+    columns = {key: [value] * 20 for key, value in ({**(columns or TALK_AND_ANSWER[0]), name: "x"}).items()}
+    with pytest.raises(PipelineError, match=re.escape(f'does not use column "{name}"')) as info:
+        next(iter(pipeline_of(columns)))
+    assert remedy in str(info.value)
+    next(iter(pipeline_of(columns, ignored=[name])))
+    next(iter(pipeline_of(columns, lambda pipeline: pipeline.map_transform(lambda row: row, columns=[name]))))
+
+
+def test_two_system_messages_are_no_conversation():
+    columns = {"messages": [talk("hi", "ho", system="one")] * 20, "system": ["two"] * 20}
+    with pytest.raises(Exception, match='a system message beside that of column "system" is an object; expected one'):
+        next(iter(pipeline_of(columns, system="system")))
 
 
 def test_wrong_prompts_and_columns_are_told():
@@ -423,8 +461,11 @@ def test_where_templates_are_found(tmp_path):
     beside = write_chat_tokenizer(tmp_path / "beside", "{{ 'of the config' }}")
     (beside / "chat_template.jinja").write_text(CHATML)
     assert ids(beside) == ids(write_chat_tokenizer(tmp_path / "config", CHATML)) == expected
-    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": THINKING}]
-    assert ids(write_chat_tokenizer(tmp_path / "named", named)) == expected
+    named = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "x" + CHATML}]
+    named = write_chat_tokenizer(tmp_path / "named", named)
+    assert ids(named) == ids(named, "default") == expected != ids(named, "tool_use")
+    with pytest.raises(PipelineError, match=r'"chatml"; expected .* that the tokenizer has \(default, tool_use\)'):
+        ids(named, "chatml")
 
 
 def test_a_pipeline_masks_labels_and_names_the_row_that_it_cannot_use():

@@ -173,6 +173,25 @@ def test_long_documents_are_cut_off_or_split(tiny_tokenizer):
     assert max(lengths[True]) == whole
 
 
+@pytest.mark.parametrize("algorithm", ["wrap", "first_fit", "best_fit", "best_fit_wrap"])
+def test_parts_of_a_split_row_have_the_tokens_of_the_row_that_they_hold(tiny_tokenizer, algorithm):
+    source = StaticMixtureWorkSource(
+        datasets=[Dataset.from_dict("d", {"text": [f"{n} " + "some words that go on " * 20 for n in range(20)]})],
+        repeat=False,
+    )
+    pipeline = (
+        Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer, max_length=30, split_long_samples=True)
+    )
+    spans = {}
+    for batch in pipeline.pack_flat(49, algorithm).batch(1, drop_last=False):
+        for line in batch.provenance().to_pylist():
+            spans.setdefault(line["row"], []).append((line["token_begin"], line["token_end"]))
+    assert len(spans) == 20
+    for parts in spans.values():
+        begins, ends = zip(*sorted(parts), strict=True)
+        assert begins[0] == 0 and begins[1:] == ends[:-1] and ends[-1] > 60
+
+
 def test_rows_that_a_filter_drops_are_counted_and_some_have_to_be_left(tiny_tokenizer):
     pipeline = finished(Pipeline(source_of(repeat=False)).filter("number >= 50"), tiny_tokenizer)
     list(pipeline)

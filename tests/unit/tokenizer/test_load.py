@@ -1,12 +1,18 @@
 """Finding a tokenizer, checking its file, and its BOS and EOS."""
 
 import json
+import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from tokenizers import Tokenizer
 
 from support.tokenizer_data import END, add_token, gpt2, llama2, save
 from zephon.errors import TokenizerError
+from zephon.ops.chat import TokenizeChat
+from zephon.ops.tokenize import Tokenize
+from zephon.tokenizer.load import portable_tokenizer
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import load_tokenizer
 
@@ -56,12 +62,37 @@ def test_an_existing_path_is_never_taken_for_a_hub_name(tmp_path: Path, monkeypa
 PATHS = ["./gone", "../gone", "/gone/tok", "a/b/c", "gone.json", "~/gone-tok", "gone/", "c:\\t", Path("gone")]
 
 
-@pytest.mark.parametrize("name", [*PATHS, "", "  ", "a b", "org/na:me", "name@", "x\0y", "https://example.com", 7])
+@pytest.mark.parametrize("name", [*PATHS, "", "  ", "a b", "org/na:me", "name@", "x\0y", "https://example.com"])
 def test_what_is_no_hub_name_and_does_not_exist_is_an_error_without_network(
     name: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.hf_hub_download", lambda *a, **k: pytest.fail("asked the hub"))
     assert "does not exist; expected" in error_of(name)
+
+
+@pytest.mark.frameworks
+def test_a_tokenizer_object_is_the_tokenizer_that_it_would_save(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    files = {"tokenizer_config": {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": "<s>", "eos_token": END}}
+    folder = save(tmp_path / "saved", gpt2(), **files)
+    fast = transformers.AutoTokenizer.from_pretrained(folder)
+    plain = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert load_tokenizer(fast).content_hash == load_tokenizer(folder).content_hash
+    assert load_tokenizer(plain).content_hash == load_tokenizer(folder / "tokenizer.json").content_hash
+    fast.add_special_tokens({"pad_token": "<pad>"})
+    copied = portable_tokenizer(fast)
+    assert pickle.loads(pickle.dumps(copied)) == copied == portable_tokenizer(fast) != portable_tokenizer(plain)
+    assert load_tokenizer(copied).vocab_size == len(fast) == 1502
+    assert str(copied).startswith("TokenizersBackend object ")
+    assert Tokenize(fast) == Tokenize(fast) and TokenizeChat(plain) != TokenizeChat(fast)
+
+
+@pytest.mark.parametrize("other", [7, None, ["gpt2"], object(), SimpleNamespace(encode=len)], ids=repr)
+def test_what_is_no_tokenizer_is_refused_with_what_to_pass(other: object) -> None:
+    text = error_of(other)
+    assert text.startswith("the tokenizer is ") and "expected a folder with a tokenizer.json" in text
+    with pytest.raises(TokenizerError, match="or a fast tokenizer of transformers"):
+        TokenizeChat([other])
 
 
 def test_a_folder_without_tokenizer_json_is_refused(tmp_path: Path) -> None:
@@ -199,8 +230,8 @@ def test_bos_and_eos_come_from_the_config_files(tmp_path: Path) -> None:
         save(tmp_path / "b", llama2(), special_tokens_map={"bos_token": "</s>", "eos_token": "<s>"})
     )
     assert (mapped.bos_id, mapped.eos_id) == (2, 1)
-    unknown = load_tokenizer(save(tmp_path / "c", llama2(), tokenizer_config={"eos_token": "<nowhere>"}))
-    assert (unknown.bos_id, unknown.eos_id) == (1, None)
+    new = load_tokenizer(save(tmp_path / "c", llama2(), tokenizer_config={"eos_token": "<nowhere>"}))
+    assert (new.bos_id, new.eos_id, new.vocab_size) == (1, 1500, 1501)
 
 
 def test_bos_and_eos_of_a_lone_file_come_from_its_post_processor_or_well_known_names(tmp_path: Path) -> None:

@@ -21,20 +21,27 @@ for batch in pipeline:
     train_step(batch.to_training())
 """
 
-from zephon.batch import SampleBatch
-from zephon.config.recipe import DataRecipe
-from zephon.errors import (
-    CheckpointError,
-    DataError,
-    PipelineError,
-    RecipeError,
-    TokenizerError,
-    TopologyError,
-    WorkerError,
-    ZephonError,
-)
-from zephon.pipeline import Pipeline
-from zephon.run.state import merge_checkpoints
+import sys
+
+try:
+    from zephon.batch import SampleBatch
+    from zephon.config.recipe import DataRecipe
+    from zephon.errors import (
+        CheckpointError,
+        DataError,
+        PipelineError,
+        RecipeError,
+        TokenizerError,
+        TopologyError,
+        WorkerError,
+        ZephonError,
+    )
+    from zephon.pipeline import Pipeline
+    from zephon.run.state import merge_checkpoints
+except KeyboardInterrupt:
+    if sys.argv[0] == "-m" or sys.argv[0].endswith("zephon"):  # the command, which takes a moment to start
+        sys.exit(130)
+    raise
 
 __version__ = "0.1.0"
 

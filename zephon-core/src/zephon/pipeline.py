@@ -73,12 +73,13 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._after = ""  # digest of the data of the state restored
 
     @staticmethod
     def from_recipe(
         recipe: DataRecipe | str | os.PathLike[str],
         *,
-        tokenizer: str | os.PathLike[str],
+        tokenizer: Any,
         seq_len: int,
         microbatch_size: int,
         dp_degree: int = 1,
@@ -91,7 +92,7 @@ class Pipeline:
 
         Args:
             recipe: a `DataRecipe`, or the path of its TOML file.
-            tokenizer: a folder with a tokenizer.json, such a file, or a name on the Hub.
+            tokenizer: a folder with a tokenizer.json, such a file, a name on the Hub, or a tokenizer object.
             seq_len: sequence length that the model sees, in tokens.
             microbatch_size: records per batch.
             dp_degree, dp_group_id: data-parallel groups, and which of them this is.
@@ -146,11 +147,11 @@ class Pipeline:
 
     # Rows into tokens
 
-    def tokenize(self, tokenizer_id: str | os.PathLike[str], field: str = "text", **options: Any) -> Pipeline:
+    def tokenize(self, tokenizer_id: Any, field: str = "text", **options: Any) -> Pipeline:
         """Turn the text column `field` into tokens; see `zephon.ops.Tokenize`."""
         return self._with(Tokenize, tokenizer_id, field, **options)
 
-    def tokenize_chat(self, tokenizer_id: str | os.PathLike[str], field: str = "auto", **options: Any) -> Pipeline:
+    def tokenize_chat(self, tokenizer_id: Any, field: str = "auto", **options: Any) -> Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
@@ -215,6 +216,12 @@ class Pipeline:
         self._live_stream()
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
         return iter(lambda: next(self._live_stream(), None), None)
+
+    def __len__(self) -> int:
+        raise TypeError("a Pipeline has no length; a DataLoader takes pipeline.torch_dataset() and batch_size=None.")
+
+    def __bool__(self) -> bool:
+        return True
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
         """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
@@ -299,6 +306,7 @@ class Pipeline:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
+        self._after = read.data
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -432,7 +440,7 @@ class Pipeline:
         elif stream and stream.failed:
             self.close()
         if self._stream is None:
-            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed)
+            self._stream = BatchStream(self.compiled, *self._place(), self._skipped, self._last().agreed, self._after)
         return self._stream
 
     def _last(self) -> Account:

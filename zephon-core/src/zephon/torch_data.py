@@ -13,23 +13,37 @@ from __future__ import annotations
 import copy
 import mmap
 import multiprocessing.context
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from zephon.errors import PipelineError
 
 __all__ = ["PipelineDataset"]
 
 
+class _Fields(dict[str, Any]):
+    """The fields of a batch, which a loader must not put into batches of its own."""
+
+
+def _refuse(batches: Sequence[_Fields], **_: Any) -> Any:
+    raise PipelineError(
+        f"batch_size is {len(batches)} or more; expected batch_size=None in the DataLoader, since the pipeline yields "
+        "batches already. Their size is microbatch_size, in Pipeline.batch()."
+    )
+
+
+default_collate_fn_map[_Fields] = _refuse
+
+
 class PipelineDataset(IterableDataset[dict[str, Any]]):
     """The batches of a pipeline as fields of tensors, for `DataLoader` and `StatefulDataLoader`.
 
-    Pass batch_size=None to the loader: the pipeline already yields batches, and by default a loader would wrap each in
-    another batch of one. num_workers is 0 or 1. With 1 the pipeline runs in the worker process and so does its state:
-    take the state from a `StatefulDataLoader`. (`options(isolate=True)` with num_workers=0 takes as much work off the
-    training process, and the state stays in it.)
+    Pass batch_size=None to the loader, since the pipeline yields batches, and num_workers=0 or 1. With 1 the pipeline
+    runs in the worker process and so does its state: take the state from a `StatefulDataLoader`.
+    (`options(isolate=True)` with num_workers=0 takes as much work off the training process, and the state stays in it.)
 
     Args:
         pipeline: a `zephon.Pipeline`; iterating advances it.
@@ -58,7 +72,7 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
             # A copy without the open stream: a fork must not use threads and files of its parent.
             self._pipeline = copy.copy(self._pipeline)
         self._in_worker[0] = worker is not None
-        return self._batches()
+        return (_Fields(batch.to_training(**self._to_training)) for batch in self._pipeline)
 
     def state_dict(self) -> dict[str, Any]:
         """`Pipeline.checkpoint` after the last batch yielded.
@@ -77,10 +91,6 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """`Pipeline.restore`; call before iterating."""
         self._pipeline.restore(state)
-
-    def _batches(self) -> Iterator[dict[str, Any]]:
-        for batch in self._pipeline:
-            yield batch.to_training(**self._to_training)
 
     def __getstate__(self) -> dict[str, Any]:
         if multiprocessing.context.get_spawning_popen() is not None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -15,23 +14,9 @@ import numpy as np
 from zephon.cli.output import plural, writing
 from zephon.errors import PipelineError
 
-__all__ = ["BarcodeRow", "check_plot", "draw_barcode"]
+__all__ = ["check_plot", "draw_barcode"]
 
 _SUFFIXES = (".png", ".svg", ".pdf")
-_MAX_LABEL = 48
-
-
-@dataclass(frozen=True, slots=True)
-class BarcodeRow:
-    """Attributes:
-    label: name of the run.
-    digests: SHA-256 of each step's global batch, by step.
-    resumed: steps at which the run was resumed.
-    """
-
-    label: str
-    digests: Mapping[int, bytes]
-    resumed: Sequence[int] = ()
 
 
 def check_plot(path: Path) -> None:
@@ -50,53 +35,29 @@ def check_plot(path: Path) -> None:
         ) from None
 
 
-def draw_barcode(path: Path, rows: Sequence[BarcodeRow]) -> None:
-    """Draw `rows` to a PNG, SVG or PDF file; a cross marks each cell that differs from the first row.
-
-    Raises:
-        PipelineError: see `check_plot`.
-        DataError: the file cannot be written.
-    """
-    check_plot(path)
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
+def draw_barcode(path: Path, rows: Sequence[tuple[str, Mapping[int, bytes], Sequence[int]]]) -> None:
+    """Draw runs (name, SHA-256 by step, steps where it was resumed) to a file that `check_plot` allows; a cross marks
+    each cell that differs from the first run."""
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
-    steps = sorted({step for row in rows for step in row.digests})
-    low, high = (steps[0], steps[-1] + 1) if steps else (0, 1)
+    steps = sorted({step for _, digests, _ in rows for step in digests}) or [0]
+    low, high, reference = steps[0], steps[-1] + 1, rows[0][1]
     picture = np.full((len(rows), high - low, 3), 237, dtype=np.uint8)
-    different = []
-    for i, row in enumerate(rows):
-        for step, digest in row.digests.items():
-            picture[i, step - low] = _colour(digest)
-            if digest != rows[0].digests.get(step, digest):
-                different.append((step, i))
-
-    width = min(16.0, max(7.0, 3.0 + 0.25 * (high - low)))
-    figure = Figure(figsize=(width, 1.4 + 0.32 * len(rows)), dpi=150, facecolor="white", layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.imshow(picture, aspect="auto", interpolation="nearest", extent=(low - 0.5, high - 0.5, len(rows) - 0.5, -0.5))
-    for i, row in enumerate(rows):
+    figure = Figure(figsize=(min(16.0, max(7.0, 3.0 + 0.25 * (high - low))), 1.4 + 0.32 * len(rows)), dpi=150)
+    axes, different = figure.add_subplot(), 0
+    for i, (_, digests, resumed) in enumerate(rows):
+        for step, digest in digests.items():
+            hue, lightness = int.from_bytes(digest[:2]) / 65536, 0.35 + 0.4 * digest[2] / 255
+            picture[i, step - low] = np.rint(255 * np.array(colorsys.hls_to_rgb(hue, lightness, 0.65)))
+            if digest != reference.get(step, digest):
+                axes.plot(step, i, "x", color="black")
+                different += 1
         axes.axhline(i - 0.5, color="white", linewidth=2.5)
-        for step in row.resumed:
-            axes.plot([step - 0.5] * 2, [i - 0.42, i + 0.42], color="black", linewidth=1.6, solid_capstyle="butt")
-    if different:
-        axes.scatter(*zip(*different, strict=True), marker="x", color="black", linewidths=1.6, zorder=3)
-    labels = [row.label if len(row.label) <= _MAX_LABEL else f"...{row.label[3 - _MAX_LABEL :]}" for row in rows]
-    axes.set_yticks(range(len(rows)), labels)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
-    axes.tick_params(axis="both", length=0, labelsize=8)
-    axes.spines[:].set_visible(False)
-    axes.set_xlabel("step; one colour per SHA-256 of its tokens, a black bar where a run was resumed", fontsize=8)
-    verdict = f"{plural(len(different), 'cell')} unlike the first row" if different else "the same in all runs"
-    title = f"Global batches, {plural(len(rows), 'run')}, {plural(high - low, 'step')}: {verdict}"
-    axes.set_title(title, fontsize=10, weight="bold", loc="left")
+        axes.vlines([step - 0.5 for step in resumed], i - 0.42, i + 0.42, color="black", linewidth=1.6)
+    axes.imshow(picture, aspect="auto", interpolation="nearest", extent=(low - 0.5, high - 0.5, len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [name[-48:] for name, *_ in rows])
+    axes.set_xlabel("step; one colour per SHA-256 of its tokens, a black bar where a run was resumed")
+    verdict = f"{plural(different, 'cell')} unlike the first row" if different else "the same in all runs"
+    axes.set_title(f"{plural(len(rows), 'run')}, {plural(high - low, 'step')}: {verdict}", loc="left")
     with writing(path, "picture"):
-        figure.savefig(path, format=path.suffix[1:].lower())
-
-
-def _colour(digest: bytes) -> np.ndarray:
-    """sRGB uint8[3] of a digest: hue and lightness from its first bytes."""
-    rgb = colorsys.hls_to_rgb(int.from_bytes(digest[:2]) / 65536, 0.35 + 0.4 * digest[2] / 255, 0.65)
-    return np.rint(255 * np.array(rgb)).astype(np.uint8)
+        figure.savefig(path, format=path.suffix[1:].lower(), bbox_inches="tight")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from zephon.cli.output import LiveLine, count, make_console, print_table
+from zephon.cli.output import LiveLine, count, print_table
 from zephon.columns.damage import LostShard
 from zephon.config.options import CacheOptions
 from zephon.config.recipe import DataRecipe
@@ -17,7 +18,6 @@ from zephon.errors import DataError, RecipeError
 
 __all__ = ["index"]
 
-_BAR = 24
 # Columns of documents, tried in this order without --text-field: text, WebDataset's text, token ids.
 _USUAL_COLUMNS = ("text", "txt", "tokens", "input_ids", "content")
 
@@ -55,11 +55,8 @@ def index(
     folder = CacheOptions(dir=str(cache_dir) if cache_dir else None).index_dir
     assert folder is not None
     rows = [_scan(dataset, folder, jobs, skips) for dataset in datasets]
-    console = make_console()
-    print_table(
-        console, ("dataset", "format", "files", "groups", "rows", "text", "column", "time"), rows, right="  rrrr r"
-    )
-    console.print(f"index: {folder}")
+    print_table(("dataset", "format", "files", "groups", "rows", "text", "column", "time"), rows, right="  rrrr r")
+    print(f"index: {folder}")
 
 
 def _scan(dataset: Dataset, folder: Path, jobs: int, skips: bool) -> tuple[str, ...]:
@@ -70,13 +67,11 @@ def _scan(dataset: Dataset, folder: Path, jobs: int, skips: bool) -> tuple[str, 
 
     def line() -> str:
         files, of_files, size, of_size = done
-        share = size / of_size if of_size else 1.0
-        seconds = time.monotonic() - began
-        bar = "#" * round(_BAR * share)
-        left = f", {seconds / share - seconds:,.0f} s left" if share > 0.01 else ""
+        seconds = max(time.monotonic() - began, 1e-3)
+        left = f", {seconds * (of_size - size) / size:,.0f} s left" if size else ""
         return (
-            f"{dataset.name}  [{bar:-<{_BAR}}] {share:4.0%}  {files:,} of {of_files:,} files, "
-            f"{count(size)}B of {count(of_size)}B, {files / max(seconds, 1e-3):,.0f} files/s{left}"
+            f"{dataset.name}  {files:,} of {of_files:,} files, {count(size)}B of {count(of_size)}B, "
+            f"{files / seconds:,.0f} files/s{left}"
         )
 
     with LiveLine(line) as live:
@@ -88,7 +83,7 @@ def _scan(dataset: Dataset, folder: Path, jobs: int, skips: bool) -> tuple[str, 
 
         catalog = dataset.scan(column, index_dir=folder, is_text=is_text, threads=jobs, progress=tick, lost=lost)
     for shard in lost or ():
-        make_console(stderr=True).print(f"left out: {shard.reason}", markup=False, highlight=False)
+        print(f"left out: {shard.reason}", file=sys.stderr)
     return (
         dataset.name,
         catalog.fmt,

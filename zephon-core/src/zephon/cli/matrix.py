@@ -13,9 +13,8 @@ import random
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +24,8 @@ from zephon.errors import WorkerError
 from zephon.run.ledger import read_ledger
 
 __all__ = ["Leg", "Matrix", "Run", "Setup", "plan_runs"]
+
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ class Leg:
     doomed: Mapping[int, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Run:
     """A title, a folder for ledger, states and output, and the legs in order."""
 
@@ -77,6 +78,10 @@ class Run:
     def ledger(self) -> Path:
         """Folder of its ledger."""
         return self.folder / "ledger"
+
+    def output(self, number: int, rank: int) -> Path:
+        """What a rank of a leg has printed."""
+        return self.folder / "output" / f"leg-{number}-rank-{rank}.txt"
 
     def states(self, leg: Leg) -> Path:
         """Folder in which the ranks of a leg leave their states."""
@@ -111,72 +116,56 @@ def plan_runs(setup: Setup, degrees: Sequence[int], resumes: Sequence[int], fold
 class Matrix:
     """Carries out runs in parallel, with as many processes at a time as there are cores.
 
-    Args:
-        setup: what the runs have in common.
-        on_progress: called with the number of rank processes that have ended, and of all.
+    Attributes:
+        done, total: rank processes that have ended, and all.
     """
 
-    def __init__(self, setup: Setup, on_progress: Callable[[int, int], None] = lambda done, total: None) -> None:
+    def __init__(self, setup: Setup) -> None:
+        self.done = self.total = 0
         self._setup = setup
-        self._on_progress = on_progress
         self._at_once = default_workers()
-        self._slots = threading.Semaphore(self._at_once)
-        self._lock = threading.Lock()
-        self._processes: set[subprocess.Popen[bytes]] = set()
-        self._stopped = threading.Event()
-        self._done = self._total = 0
         self._fill = 0
 
-    def run(self, runs: Sequence[Run]) -> None:
-        """Carry out `runs`.
+    def run(self, runs: Sequence[Run], tick: Callable[[], None] = lambda: None) -> None:
+        """Carry out `runs`, and call `tick` now and then.
 
         Raises:
             WorkerError: a rank failed; all others are stopped.
         """
-        self._total += sum(leg.dp for run in runs for leg in run.legs)
+        self.total += sum(leg.dp for run in runs for leg in run.legs)
         if self._setup.finite:
             # A run on one rank finds the last step of the data; in the others, each rank fills up to that step.
             length = Run("the length of the data", runs[0].folder.parent / "length", [Leg(1, self._setup.steps)])
-            self._total += 1
-            self._carry_out([length])
-            self._fill = max(read_ledger(length.ledger).step_digests(self._setup.global_batch), default=-1) + 1
-        self._carry_out(runs)
+            self.total += 1
+            self._carry_out([length], tick)
+            self._fill = max(read_ledger(length.ledger).step_digests(self._setup.global_batch), default=0)
+        self._carry_out(runs, tick)
 
-    def _carry_out(self, runs: Sequence[Run]) -> None:
-        """Each run in a thread, which waits for its ranks."""
-        with ThreadPoolExecutor(len(runs)) as pool:
-            futures = [pool.submit(self._run, run) for run in runs]
-            try:
-                while (state := wait(futures, timeout=0.5, return_when=FIRST_EXCEPTION)).not_done:
-                    self._on_progress(self._done, self._total)
-                    if any(future.exception() for future in state.done):
-                        break
-            finally:
-                self._stop()
-            for future in futures:
-                if error := future.exception():
-                    raise error
-        self._stopped.clear()
-
-    def _stop(self) -> None:
-        """Kill processes that still run; none after success."""
-        with self._lock:
-            self._stopped.set()
-            for process in self._processes:
+    def _carry_out(self, runs: Sequence[Run], tick: Callable[[], None]) -> None:
+        waiting = [(run, 0, rank) for run in runs for rank in range(run.legs[0].dp)]
+        under_way: dict[subprocess.Popen[bytes], tuple[Run, int, int]] = {}
+        try:
+            while waiting or under_way:
+                while waiting and len(under_way) < self._at_once:
+                    each = waiting.pop(0)
+                    under_way[self._start(*each)] = each
+                for process in [process for process in under_way if process.poll() is not None]:
+                    run, number, rank = under_way.pop(process)
+                    self.done += 1
+                    self._check(run, number, rank, process.returncode)
+                    of_leg = [each for each in (*waiting, *under_way.values()) if each[:2] == (run, number)]
+                    if not of_leg and number + 1 < len(run.legs):
+                        waiting += [(run, number + 1, rank) for rank in range(run.legs[number + 1].dp)]
+                tick()
+                time.sleep(_POLL_SECONDS)
+        finally:
+            for process in under_way:
                 process.kill()
+                process.wait()
 
-    def _run(self, run: Run) -> None:
-        before: Leg | None = None
-        for number, leg in enumerate(run.legs):
-            goes_on = number + 1 < len(run.legs)
-            with ThreadPoolExecutor(leg.dp) as pool:
-                for future in [pool.submit(self._rank, run, number, rank, before, goes_on) for rank in range(leg.dp)]:
-                    future.result()
-            before = leg
-
-    def _rank(self, run: Run, number: int, rank: int, before: Leg | None, goes_on: bool) -> None:
+    def _start(self, run: Run, number: int, rank: int) -> subprocess.Popen[bytes]:
         """One process of `zephon stream`."""
-        setup, leg = self._setup, run.legs[number]
+        setup, leg, before = self._setup, run.legs[number], run.legs[number - 1] if number else None
         first = (before.last or 0) if before else 0
         values = {
             "--tokenizer": setup.tokenizer,
@@ -191,29 +180,22 @@ class Matrix:
             "--steps": None if leg.last is None else leg.last - first,
             "--fill-steps": self._fill - first if setup.finite else None,
             "--restore": run.states(before) if before else None,
-            "--checkpoint": run.states(leg) if goes_on else None,
+            "--checkpoint": run.states(leg) if number + 1 < len(run.legs) else None,
             "--kill-after": leg.doomed.get(rank),
         }
         options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
-        output = run.folder / "output" / f"leg-{number}-rank-{rank}.txt"
-        output.parent.mkdir(parents=True, exist_ok=True)
         # -P: no imports from the working directory.
         command = [sys.executable, "-P", "-m", "zephon.cli", "stream", str(setup.recipe), *options]
-        with self._slots, open(output, "wb") as stream:
-            with self._lock:
-                if self._stopped.is_set():
-                    return
-                environment = {**os.environ, "LOCAL_WORLD_SIZE": str(self._at_once)}
-                process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment
-                )
-                self._processes.add(process)
-            code = process.wait()
-            with self._lock:
-                self._processes.discard(process)
-                self._done += 1
-        # Once another rank has failed, all that ends does so because it was stopped: that is not an error of its own.
-        if code != (-signal.SIGKILL if rank in leg.doomed else 0) and not self._stopped.is_set():
-            lines = output.read_text(encoding="utf-8", errors="replace").split("\n")
+        environment = {**os.environ, "LOCAL_WORLD_SIZE": str(self._at_once)}
+        output = run.output(number, rank)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with open(output, "wb") as stream:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, env=environment)
+
+    def _check(self, run: Run, number: int, rank: int, code: int) -> None:
+        """Refuse a process that has not ended as it should."""
+        leg = run.legs[number]
+        if code != (-signal.SIGKILL if rank in leg.doomed else 0):
+            lines = run.output(number, rank).read_text(encoding="utf-8", errors="replace").split("\n")
             last = next((line.strip() for line in reversed(lines) if line.strip()), "it printed nothing")
             raise WorkerError(f"{run.title}, rank {rank} of {leg.dp} ended with exit code {code}: {last}")

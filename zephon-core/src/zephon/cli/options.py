@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,21 +17,24 @@ __all__ = ["FlushIndex", "GlobalBatch", "Lanes", "Recipe", "Runner", "SeqLen", "
 LIMIT = 1 << 24
 """Tokens per sequence and records per batch, at most."""
 
+# Options that are required in one command and not in another.
+TOKENIZER = typer.Option("--tokenizer", metavar="T", help="Folder with a tokenizer.json, its path, or a Hub name.")
+SEQ_LEN = typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens per sequence.")
+GLOBAL_BATCH = typer.Option("--global-batch", metavar="B", min=1, max=LIMIT, help="Records per step over all ranks.")
+MICROBATCH = typer.Option("--microbatch-size", metavar="M", min=1, max=LIMIT, help="Records per batch.")
+
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="Data recipe (TOML).")]
-Tokenizer = Annotated[
-    str, typer.Option("--tokenizer", metavar="T", help="Folder with a tokenizer.json, its path, or a Hub name.")
-]
-SeqLen = Annotated[int, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens per sequence.")]
-GlobalBatch = Annotated[
-    int, typer.Option("--global-batch", metavar="B", min=1, max=LIMIT, help="Records per step over all ranks.")
-]
+Tokenizer = Annotated[str, TOKENIZER]
+SeqLen = Annotated[int, SEQ_LEN]
+GlobalBatch = Annotated[int, GLOBAL_BATCH]
 Lanes = Annotated[
     int | None,
     typer.Option(
         "--canonical-replicas", metavar="L", min=1, max=1 << 20, help="Number of lanes, instead of the recipe's."
     ),
 ]
-Runner = Annotated[str | None, typer.Option("--runner", metavar="R", help='"threads", "process" or "inline".')]
+_Runner = StrEnum("_Runner", ["inline", "threads", "process"])  # all versions of typer know enums
+Runner = Annotated[_Runner | None, typer.Option("--runner", help="Where rows are processed.")]
 FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR", help="Folder of the flush index.")]
 
 

@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-from rich import box
-from rich.console import Console
-from rich.live import Live
-from rich.table import Table
-from rich.text import Text
+from typing import Any, Self
 
 from zephon.errors import DataError
 
-__all__ = ["LiveLine", "count", "make_console", "percent", "plural", "print_table", "printable", "writing"]
+__all__ = ["LiveLine", "count", "plural", "print_table", "printable", "writing"]
 
-_PIPE_WIDTH = 1000
 _TERMINAL_SECONDS = 0.1
 _PIPE_SECONDS = 5.0
 
 
-def make_console(*, stderr: bool = False) -> Console:
-    """A console on the present stdout or stderr. What it prints is data: no markup, no emoji, nothing highlighted."""
-    stream = sys.stderr if stderr else sys.stdout
-    for each in (sys.stdout, sys.stderr):
-        # Decoded text may hold what the encoding of this stream does not.
-        if hasattr(each, "reconfigure"):
-            each.reconfigure(errors="backslashreplace")
-    return Console(
-        file=stream,
-        width=None if stream.isatty() else _PIPE_WIDTH,
-        markup=False,
-        emoji=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def print_table(console: Console, columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: str = "") -> None:
     """Print a table of text; `right` has an "r" at the index of each right-aligned column."""
-    terminal = console.is_terminal
-    table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False, header_style="bold")
-    for i, column in enumerate(columns):
-        table.add_column(column, justify="right" if right[i : i + 1] == "r" else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(printable(cell) for cell in row))
-    if terminal:
-        console.print(table, soft_wrap=False)
-        return
-    with console.capture() as capture:
-        console.print(table, soft_wrap=False)
-    for line in capture.get().splitlines():
-        console.print(line.rstrip())
+    lines = [list(columns), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = zip(line, widths, right.ljust(len(widths)), strict=True)
+        print(
+            "  ".join(cell.rjust(width) if side == "r" else cell.ljust(width) for cell, width, side in cells).rstrip()
+        )
 
 
 class LiveLine:
@@ -68,33 +38,26 @@ class LiveLine:
 
     def __init__(self, line: Callable[[], str]) -> None:
         self._line = line
-        self._console = make_console(stderr=True)
-        terminal = self._console.is_terminal
-        self._live = Live(console=self._console, auto_refresh=False, transient=True) if terminal else None
-        self._every = _TERMINAL_SECONDS if terminal else _PIPE_SECONDS
+        self._terminal = sys.stderr.isatty()
+        self._every = _TERMINAL_SECONDS if self._terminal else _PIPE_SECONDS
         self._due = time.monotonic() + self._every
 
     def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
+    def __exit__(self, *error: Any) -> None:
+        if self._terminal:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
     def tick(self) -> None:
         """Show the line if it is due."""
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + self._every
-            text = Text(self._line(), no_wrap=True, overflow="ellipsis")
-            if self._live:
-                self._live.update(text, refresh=True)
-            else:
-                self._console.print(text)
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + self._every
+        line = printable(self._line())
+        if self._terminal:
+            line = f"\r{line[: shutil.get_terminal_size().columns - 1]}\x1b[K"
+        print(line, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
 
 
 @contextmanager
@@ -123,11 +86,6 @@ def count(number: float) -> str:
             return f"{number:.0f}" if not unit else f"{number:.3g}{unit}"
         number /= 1000
     return f"{number:,.0f}T"
-
-
-def percent(share: float) -> str:
-    """A share of 1 as a percentage."""
-    return f"{share:.1%}"
 
 
 def plural(number: int, noun: str) -> str:

@@ -11,14 +11,15 @@ from typing import Annotated
 import typer
 
 from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline
-from zephon.cli.output import count, make_console, percent, print_table
+from zephon.cli.output import count, print_table
+from zephon.config.keys import Count, check
 from zephon.config.recipe import DataRecipe
 from zephon.errors import RecipeError
 from zephon.pipeline import Pipeline
 from zephon.run.build import chain_of
 from zephon.run.compile import Compiled
 
-__all__ = ["Forecast", "percents", "plan"]
+__all__ = ["Forecast", "plan"]
 
 _COLUMNS = 60
 _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
@@ -97,59 +98,37 @@ def plan(
     pipeline = open_pipeline(
         own, tokenizer, seq_len, 1, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
-    total = steps * global_batch * (seq_len + 1) if steps is not None else _tokens_of(tokens or "")
+    total = steps * global_batch * (seq_len + 1) if steps is not None else int(check(Count, tokens, "--tokens"))
     _report(pipeline, total, max_passes, taken_over=config.continue_from is not None)
-
-
-def _tokens_of(text: str) -> int:
-    from zephon.config.keys import Count, check
-
-    number: int = check(Count, text, "--tokens")
-    if not number:
-        raise RecipeError("--tokens is 0; expected a number above 0.")
-    return number
 
 
 def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bool) -> None:
     compiled = pipeline.compiled
-    forecast, console = Forecast(compiled), make_console()
+    forecast = Forecast(compiled)
     names = list(compiled.plan.dataset_names)
     if forecast.tokens is not None and forecast.tokens < total:
-        console.print(f"the data ends after {count(forecast.tokens)} of the {count(total)} tokens")
+        print(f"the data ends after {count(forecast.tokens)} of the {count(total)} tokens")
         total = forecast.tokens
     steps = total // compiled.tokens_per_step if compiled.tokens_per_step else 0
-    console.print(f"{count(total)} planned tokens, {steps:,} steps" + ", from the takeover on" * taken_over)
+    print(f"{count(total)} planned tokens, {steps:,} steps" + ", from the takeover on" * taken_over)
     marks = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _DIGITS
     columns = [forecast.shares(total * k / _COLUMNS, total * (k + 1) / _COLUMNS) for k in range(_COLUMNS)]
     width = max(map(len, names))
-    begin, end = percents(columns[0]), percents(columns[-1])
     for d, name in enumerate(names):
         shares = [column[d] for column in columns]
         line = "".join(_mark(share, marks) for share in shares)
-        console.print(f"{name:{width}} |{line}| {begin[d]} to {end[d]}")
+        print(f"{name:{width}} |{line}| {shares[0]:.1%} to {shares[-1]:.1%}")
     rows = forecast.rows(total)
-    whole = percents(forecast.shares(0, total))
-    over = []
+    whole = forecast.shares(0, total)
     lines = []
     for name, dataset, read, share in zip(names, compiled.datasets, rows, whole, strict=True):
         passes = read / dataset.catalog.rows
         planned = read * compiled.tokens_per_row[name]
-        lines.append([name, share, count(planned), f"{round(read):,}", f"{passes:.2f}"])
-        if passes > max_passes:
-            over.append(f"{name} has {passes:.1f} passes")
-    print_table(console, ["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
-    for each in over:
-        console.print(f"warning: {each}, more than {max_passes:g} (--max-passes)")
-
-
-def percents(shares: Sequence[float]) -> list[str]:
-    """Shares of 1 in the format of `percent`, rounded so that they add up to 100.0 %."""
-    exact = [1000 * share / (sum(shares) or 1.0) for share in shares]
-    tenths = [int(each) for each in exact]
-    order = sorted(range(len(exact)), key=lambda d: tenths[d] - exact[d])
-    for d in order[: round(sum(exact)) - sum(tenths)]:
-        tenths[d] += 1
-    return [percent(each / 1000) for each in tenths]
+        lines.append([name, f"{share:.1%}", count(planned), f"{round(read):,}", f"{passes:.2f}"])
+    print_table(["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
+    for name, *_, passed in lines:
+        if float(passed) > max_passes:
+            print(f"warning: {name} has {passed} passes, more than {max_passes:g} (--max-passes)")
 
 
 def _mark(share: float, marks: str) -> str:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+import re
+import sys
+from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from zephon.batch import SampleBatch
 from zephon.cli.options import FlushIndex, GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline, tokenizer_path
-from zephon.cli.output import make_console, plural, printable
+from zephon.cli.output import plural, printable
+from zephon.cli.stream import read_states
 from zephon.config.recipe import DataRecipe
-from zephon.errors import DataError, PipelineError
-from zephon.tokenizer.tokenizer import Tokenizer as TextTokenizer
+from zephon.errors import CheckpointError, DataError, PipelineError
+from zephon.run.ledger import Ledger, read_ledger
 from zephon.tokenizer.tokenizer import load_tokenizer
 
-__all__ = ["describe_records", "show"]
+__all__ = ["show"]
 
 
 def show(
@@ -23,7 +28,13 @@ def show(
     tokenizer: Tokenizer,
     seq_len: SeqLen,
     global_batch: GlobalBatch,
-    step: Annotated[int, typer.Option("--step", metavar="N", min=0, max=1 << 40, help="The step, counted from 0.")],
+    step: Annotated[str, typer.Option("--step", metavar="N[-M]", help="A step or a range of them, counted from 1.")],
+    ledger: Annotated[
+        Path | None, typer.Option("--ledger", metavar="DIR", help="Ledger of the run, to compare with.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option("--state", metavar="PATH", help="State of the run, or a folder of them, likewise.")
+    ] = None,
     canonical_replicas: Lanes = None,
     flush_index: FlushIndex = None,
     record: Annotated[
@@ -32,55 +43,103 @@ def show(
     chars: Annotated[
         int, typer.Option("--chars", metavar="C", min=0, help="Characters of text to print of each document.")
     ] = 200,
+    full: Annotated[bool, typer.Option("--full", help="The whole text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="A JSON object per record, with the whole text.")] = False,
 ) -> None:
-    """Print what the model saw in a step: documents, where they came from, and their text."""
-    first = step * global_batch
-    if record is not None and not first <= record < first + global_batch:
+    """Print what the model saw in a step: documents, where they came from, and their text.
+
+    Steps count from 1, as trainers log them. With a ledger, rank and microbatch (from 0) are named.
+    """
+    match = re.fullmatch(r"([1-9][0-9]{0,11})(?:-([1-9][0-9]{0,11}))?", step)
+    first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+    if last < first:
+        raise PipelineError(f"--step is {step}; expected a step, counted from 1, or a range such as 17-20.")
+    begin, end = (first - 1) * global_batch, last * global_batch
+    if record is not None and not begin <= record < end:
         raise PipelineError(
-            f"record {record} is not in step {step}, which holds records {first} to {first + global_batch - 1}; "
-            f"it is in step {record // global_batch}."
+            f"record {record} is not in step {step}, which holds records {begin} to {end - 1}; it is in step "
+            f"{record // global_batch + 1}."
         )
     if flush_index is not None and not flush_index.is_dir():
         raise DataError(f"--flush-index is {flush_index}; expected the existing folder of the run's flush index.")
+    account = read_ledger(ledger) if ledger else None
+    if account and {*account.global_batches} - {global_batch}:
+        batches = " and ".join(map(str, account.global_batches))
+        raise PipelineError(f"--global-batch is {global_batch}; expected {batches}, as in {ledger}.")
     config = DataRecipe.from_toml(recipe)
     pipeline = open_pipeline(
         config, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
-    if flush_index is None:
-        pipeline.seek(step=step)
-    else:
-        # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
-        pipeline.restore(pipeline.options(flush_index=flush_index).seek(step=step).checkpoint())
-    batch = next(iter(pipeline), None)
-    pipeline.close()
-    if batch is None:
-        raise DataError(f"{config.origin}: the data ends before step {step}; name an earlier one.")
-    console = make_console()
-    decoder = load_tokenizer(tokenizer_path(tokenizer))
-    indices = range(len(batch)) if record is None else [record - first]
-    for line in describe_records(batch, indices, pipeline.compiled.topology.lanes, decoder, chars):
-        console.print(line)
-
-
-def describe_records(
-    batch: SampleBatch, indices: Iterable[int], lanes: int, tokenizer: TextTokenizer, chars: int
-) -> Iterator[str]:
-    """Origin and text of the tokens of records, at most `chars` characters per document."""
-    provenance, edges, width = batch.provenance(), batch.block.span_offsets.tolist(), batch.tokens.shape[1]
-    for index in indices:
-        number, length = int(batch.sequence_numbers[index]), int(batch.lengths[index])
-        documents: list[dict[str, Any]] = provenance.slice(edges[index], edges[index + 1] - edges[index]).to_pylist()
-        padding = f", {width - length} of padding" if length < width else ""
-        yield (
-            f"record {number}, lane {number % lanes}: {length} tokens of {plural(len(documents), 'document')}{padding}"
+    # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
+    place = pipeline.options(flush_index=flush_index)
+    if state:
+        try:
+            place.restore(read_states(state))
+        except CheckpointError as error:
+            changes = "; ".join(map(str, error.changes))
+            raise DataError(f"{state} is of a run with other data: {changes}.") from None if changes else error
+    elif not account:
+        print(
+            "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, pass "
+            "--ledger or --state.",
+            file=sys.stderr,
         )
-        for document in documents:
-            begin, end, start = document["token_begin"], document["token_end"], document["start"]
-            yield printable(
-                f"  {document['dataset']}, {document['shard']}, row {document['row']}, tokens {begin} to {end - 1}"
-            )
-            if chars:
-                text = tokenizer.decode(batch.tokens[index, start : start + end - begin])
-                more = f" [{plural(len(text) - chars, 'more character')}]" if len(text) > chars else ""
-                for line in (printable(text[:chars], lines=True) + more).split("\n"):
-                    yield f"    | {line}".rstrip()
+    pipeline.restore(place.seek(step=first - 1).checkpoint())
+    decoder, shown = load_tokenizer(tokenizer_path(tokenizer)), first - 1
+    for batch in pipeline:
+        number = int(batch.sequence_numbers[0]) // global_batch + 1
+        for skipped in range(shown + 1, min(number, last + 1)):
+            print(f"step {skipped} is left out by the run", file=sys.stderr)
+        if number <= last:
+            for line in _records(batch, number, pipeline.compiled.topology.lanes, decoder, account):
+                if record in (None, line["record"]):
+                    print(json.dumps(line) if as_json else _text(line, None if full else chars))
+        shown = number
+        if shown >= last:
+            break
+    pipeline.close()
+    if shown < last:
+        raise DataError(f"{config.origin}: the data ends before step {last}; name an earlier one.")
+
+
+def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: Ledger | None) -> list[dict[str, Any]]:
+    """The records of a step as JSON types; one that differs from that in the ledger is refused."""
+    spans, edges, digests = batch.provenance().to_pylist(), batch.block.span_offsets.tolist(), batch.digests
+    records = []
+    for i, (number, length) in enumerate(zip(batch.sequence_numbers.tolist(), batch.lengths.tolist(), strict=True)):
+        line: dict[str, Any] = {"step": step, "record": number, "lane": number % lanes}
+        if account:
+            at = int(np.searchsorted(account.sequence, number))
+            line["trained"] = bool((account.sequence[at : at + 1] == number).any())
+        if account and line["trained"]:
+            if account.digests[at].tobytes() != digests[i]:
+                raise DataError(
+                    f"record {number} of step {step} is not what {account.name} has: recipe, data or tokenizer are "
+                    f"others than those of the run, which had {account.documents(number)}."
+                )
+            groups, size = account.groups[at].tolist()
+            line["rank"], inner = divmod(number % lanes, lanes // groups)
+            line["microbatch"] = (i // lanes * (lanes // groups) + inner) // size if size else None
+        line |= {"tokens": length, "padding": batch.tokens.shape[1] - length, "documents": []}
+        for span in spans[edges[i] : edges[i + 1]]:
+            tokens = batch.tokens[i, span["start"] : span["start"] + span["token_end"] - span["token_begin"]]
+            line["documents"].append({**span, "text": decoder.decode(tokens)})
+        records.append(line)
+    return records
+
+
+def _text(line: dict[str, Any], chars: int | None) -> str:
+    """A record in lines for people, with at most `chars` characters of each document."""
+    named = [f"{name} {line[name]}" for name in ("step", "record", "lane", "rank", "microbatch") if name in line]
+    lines = [f"{', '.join(named)}: {line['tokens']} tokens of {plural(len(line['documents']), 'document')}"]
+    lines[0] += f", {line['padding']} of padding" if line["padding"] else ""
+    lines[0] += "" if line.get("trained", True) else ", not in the ledger"
+    for each in line["documents"]:
+        place = f"  {each['dataset']}, {each['shard']}, row {each['row']}"
+        lines.append(printable(f"{place}, tokens {each['token_begin']} to {each['token_end'] - 1}"))
+        if chars != 0:
+            rest = len(each["text"][:0] if chars is None else each["text"][chars:])
+            text = printable(each["text"][:chars], lines=True)
+            text += f" [{plural(rest, 'more character')}]" if rest else ""
+            lines += [f"    | {part}".rstrip() for part in text.split("\n")]
+    return "\n".join(lines)

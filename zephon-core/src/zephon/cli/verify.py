@@ -10,15 +10,15 @@ from typing import Annotated
 
 import typer
 
-from zephon.cli.barcode import BarcodeRow, check_plot, draw_barcode
+from zephon.cli.barcode import check_plot, draw_barcode
 from zephon.cli.matrix import Matrix, Run, Setup, plan_runs
-from zephon.cli.options import LIMIT, Lanes, Runner, open_pipeline
-from zephon.cli.output import LiveLine, make_console, plural, print_table
+from zephon.cli.options import GLOBAL_BATCH, MICROBATCH, SEQ_LEN, TOKENIZER, Lanes, Runner, open_pipeline
+from zephon.cli.output import LiveLine, plural, print_table
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import DataError, PipelineError, RecipeError
 from zephon.run.build import source_of
-from zephon.run.ledger import Ledger, compare, read_ledger
+from zephon.run.ledger import compare, read_ledger
 
 __all__ = ["verify"]
 
@@ -28,27 +28,19 @@ _STEPS_AFTER_RESUME = 3
 
 def verify(
     targets: Annotated[list[Path], typer.Argument(metavar="RECIPE | LEDGER...", help="A recipe, or ledger folders.")],
-    tokenizer: Annotated[str | None, typer.Option("--tokenizer", metavar="T", help="As in zephon stream.")] = None,
-    seq_len: Annotated[
-        int | None, typer.Option("--seq-len", metavar="N", min=1, max=LIMIT, help="Tokens per sequence.")
-    ] = None,
-    global_batch: Annotated[
-        int | None,
-        typer.Option("--global-batch", metavar="B", min=1, max=LIMIT, help="Records per step over all ranks."),
-    ] = None,
+    tokenizer: Annotated[str | None, TOKENIZER] = None,
+    seq_len: Annotated[int | None, SEQ_LEN] = None,
+    global_batch: Annotated[int | None, GLOBAL_BATCH] = None,
     dp: Annotated[
         str | None, typer.Option("--dp", metavar="G,G", help="Data-parallel degrees, the reference first.")
     ] = None,
     resume_at: Annotated[
-        str | None, typer.Option("--resume-at", metavar="S,S", help="Steps at which to resume on other ranks.")
+        str | None, typer.Option("--resume-at", metavar="S,S", help="Steps after which to resume on other ranks.")
     ] = None,
     steps: Annotated[
         int | None, typer.Option("--steps", metavar="K", min=1, help="Steps of each run; by default 10 or more.")
     ] = None,
-    microbatch_size: Annotated[
-        int | None,
-        typer.Option("--microbatch-size", metavar="M", min=1, max=LIMIT, help="Records per batch, at most."),
-    ] = None,
+    microbatch_size: Annotated[int | None, MICROBATCH] = None,
     canonical_replicas: Lanes = None,
     runner: Runner = None,
     plot: Annotated[
@@ -61,29 +53,19 @@ def verify(
 ) -> None:
     """Compare runs step by step. With a recipe, start the runs first: on every topology, and with resumes.
 
-    Exits with 1 if runs differ, and names the first difference.
+    Exits with 1 if runs differ, and names the first difference. Steps count from 1.
     """
+    options = {f"--{name.replace('_', '-')}": value for name, value in locals().items()}
     for path in targets:
         if not path.exists():
             raise DataError(f"{path} does not exist; expected a recipe (TOML), or ledger folders.")
     if plot:
         check_plot(plot)
-    recipe_options = {
-        "--tokenizer": tokenizer,
-        "--seq-len": seq_len,
-        "--dp": dp,
-        "--resume-at": resume_at,
-        "--steps": steps,
-        "--microbatch-size": microbatch_size,
-        "--canonical-replicas": canonical_replicas,
-        "--runner": runner,
-        "--keep": keep,
-    }
     if all(path.is_dir() for path in targets):
         if len(targets) == 1:
             raise DataError(f"1 ledger folder is given, {targets[0]}; expected those of two runs or more.")
-        for name, value in recipe_options.items():
-            if value is not None:
+        for name, value in options.items():
+            if value is not None and name not in ("--targets", "--global-batch", "--plot"):
                 raise PipelineError(f"{name} applies to a recipe, not to ledger folders; leave it out.")
         identical = _verify_ledgers(targets, global_batch, plot)
     else:
@@ -92,8 +74,8 @@ def verify(
                 f"{len(targets)} paths are given, some of them files; expected one recipe, or ledger folders only."
             )
         if tokenizer is None or seq_len is None or global_batch is None or dp is None:
-            needed = {"--tokenizer": tokenizer, "--seq-len": seq_len, "--global-batch": global_batch, "--dp": dp}
-            missing = ", ".join(name for name, value in needed.items() if value is None)
+            needed = ("--tokenizer", "--seq-len", "--global-batch", "--dp")
+            missing = ", ".join(name for name in needed if options[name] is None)
             raise PipelineError(f"{missing} must be set to verify a recipe.")
         recipe, degrees = DataRecipe.from_toml(targets[0]), parse_numbers(dp, "--dp")
         resumes = sorted(parse_numbers(resume_at, "--resume-at")) if resume_at else []
@@ -138,7 +120,7 @@ def parse_numbers(text: str, option: str) -> list[int]:
 
 
 def steps_text(steps: Mapping[int, bytes]) -> str:
-    """ "0-9" for ten steps from the start."""
+    """ "1-10" for ten steps from the start."""
     if not steps:
         return "none"
     low, high = min(steps), max(steps)
@@ -153,24 +135,23 @@ def _verify_ledgers(folders: Sequence[Path], global_batch: int | None, plot: Pat
     word = "step" if unit else "round"
     steps = [ledger.step_digests(unit or ledgers[0].lanes) for ledger in ledgers]
     differences = [None, *(compare(ledgers[0], ledger) for ledger in ledgers[1:])]
-    console = make_console()
     rows = []
     for folder, ledger, digests, difference in zip(folders, ledgers, steps, differences, strict=True):
         same = "first" if ledger is ledgers[0] else "no" if difference else "yes"
         rows.append([str(folder), str(ledger.lanes), f"{len(ledger.sequence):,}", steps_text(digests), same])
-    print_table(console, ["run", "lanes", "records", f"whole {word}s", "identical"], rows, right="lrr")
+    print_table(["run", "lanes", "records", f"whole {word}s", "identical"], rows, right="lrr")
     if plot:
-        draw_barcode(plot, [BarcodeRow(str(folder), each) for folder, each in zip(folders, steps, strict=True)])
-        console.print(f"barcode: {plot}")
+        draw_barcode(plot, [(str(folder), each, []) for folder, each in zip(folders, steps, strict=True)])
+        print(f"barcode: {plot}")
     for difference in filter(None, differences):
-        console.print(f"different: {difference.text}")
+        print(f"different: {difference.text}")
     if any(differences):
         return False
     shared = set.intersection(*map(set, steps))
     if not shared:
-        console.print(f"the runs share no whole {word}, so nothing could be compared")
+        print(f"the runs share no whole {word}, so nothing could be compared")
         return False
-    console.print(f"all {len(ledgers)} runs are identical over the {len(shared):,} {word}s that they share")
+    print(f"all {len(ledgers)} runs are identical over the {len(shared):,} {word}s that they share")
     return True
 
 
@@ -180,49 +161,40 @@ def _verify_recipe(
     """Carry out the runs of the matrix and compare them with the first."""
     if keep and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
         raise DataError(f"--keep is {keep}; expected a new or empty folder.")
-    progress = 0, 0
-
-    def on_progress(done: int, total: int) -> None:
-        nonlocal progress
-        progress = done, total
-        line.tick()
-
+    matrix = Matrix(setup)
     with nullcontext(str(keep)) if keep else tempfile.TemporaryDirectory(prefix="zephon-verify-") as folder:
         runs = plan_runs(setup, degrees, resumes, Path(folder))
-        with LiveLine(lambda: f"{progress[0]} of {progress[1]} processes have ended") as line:
-            Matrix(setup, on_progress).run(runs)
+        with LiveLine(lambda: f"{matrix.done} of {matrix.total} processes have ended") as line:
+            matrix.run(runs, line.tick)
         steps, differences = judge(runs, setup.global_batch)
-    console = make_console()
-    console.print(
+    print(
         f"global batches of {setup.global_batch} records of {setup.seq_len} + 1 tokens in {setup.lanes} lanes, "
         f"uninterrupted at dp {degrees[0]}:"
     )
     rows = [[str(step), digest.hex()] for step, digest in steps[0].items()]
-    print_table(console, ["step", "SHA-256"], rows, right="r")
-    console.print()
+    print_table(["step", "SHA-256"], rows, right="r")
+    print()
     rows = []
     for run, digests, difference in zip(runs, steps, differences, strict=True):
         resumed = ", ".join(str(leg.last) for leg in run.legs[:-1])
         killed = sum(len(leg.doomed) for leg in run.legs)
         same = "first" if run is runs[0] else "no" if difference else "yes"
         rows.append([run.title, steps_text(digests), resumed, plural(killed, "rank") if killed else "", same])
-    print_table(console, ["run", "steps", "resumed at step", "killed", "identical"], rows)
+    print_table(["run", "steps", "resumed after step", "killed", "identical"], rows)
     if plot:
-        cells = zip(runs, steps, strict=True)
-        draw_barcode(
-            plot, [BarcodeRow(run.title, each, [leg.last or 0 for leg in run.legs[:-1]]) for run, each in cells]
-        )
-        console.print(f"barcode: {plot}")
+        bars = [[(leg.last or 0) + 1 for leg in run.legs[:-1]] for run in runs]
+        draw_barcode(plot, list(zip([run.title for run in runs], steps, bars, strict=True)))
+        print(f"barcode: {plot}")
     if keep:
-        console.print(f"ledgers and states: {keep}")
-    console.print()
+        print(f"ledgers and states: {keep}")
+    print()
     for run, difference in zip(runs, differences, strict=True):
         if difference:
-            console.print(f"different: {run.title}: {difference}")
+            print(f"different: {run.title}: {difference}")
     if any(differences):
         return False
     ended = ", after which the data ended" if setup.finite and len(steps[0]) != setup.steps else ""
-    console.print(f"all {len(runs)} runs gave the same {len(steps[0])} global batches{ended}")
+    print(f"all {len(runs)} runs gave the same {len(steps[0])} global batches{ended}")
     return True
 
 
@@ -231,24 +203,23 @@ def judge(runs: Sequence[Run], global_batch: int) -> tuple[list[dict[int, bytes]
 
     A ledger that contradicts itself, because a rank consumed other data after a resume, is a difference.
     """
-    first: Ledger = read_ledger(runs[0].ledger)
+    first = read_ledger(runs[0].ledger)
     expected = first.step_digests(global_batch)
     steps: list[dict[int, bytes]] = []
     differences: list[str | None] = []
     for run in runs:
+        digests, text = dict[int, bytes](), None
         try:
             ledger = read_ledger(run.ledger)
+            digests, difference = ledger.step_digests(global_batch), compare(first, ledger)
+            if difference:
+                text = difference.text
+            elif missing := expected.keys() - digests.keys():
+                text = f"step {min(missing)} is missing."
+            elif beyond := digests.keys() - expected.keys():
+                text = f"step {min(beyond)} is after the end of {runs[0].title}."
         except DataError as error:
-            steps.append({})
-            differences.append(str(error))
-            continue
-        digests = ledger.step_digests(global_batch)
-        difference = compare(first, ledger)
-        text = difference.text if difference else None
-        if text is None and (missing := sorted(expected.keys() - digests.keys())):
-            text = f"step {missing[0]} is missing."
-        if text is None and (beyond := sorted(digests.keys() - expected.keys())):
-            text = f"step {beyond[0]} is after the end of {runs[0].title}."
+            text = str(error)
         steps.append(digests)
         differences.append(text)
     return steps, differences

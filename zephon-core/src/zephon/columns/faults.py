@@ -65,21 +65,19 @@ class FaultBudget:
 
     Args:
         policy: the budget of faults per chunk.
+        logged: the stretches of rows that this process has logged, in any lane and pass.
         on_fault: called with the chunk and the fault, for every fault.
     """
 
-    def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, RowFault], None] | None = None) -> None:
-        self._policy, self._on_fault = policy, on_fault
+    def __init__(
+        self, policy: FaultPolicy, logged: set[Any], on_fault: Callable[[int, RowFault], None] | None = None
+    ) -> None:
+        self._policy, self._logged, self._on_fault = policy, logged, on_fault
         self._chunk = -1
         self._in_chunk = 0
-        self._logged = 0
-        self._last: tuple[str, str, int, str] | None = None
 
-    def add(self, chunk: int, rows: int, faults: Iterable[RowFault], *, logged: bool = False) -> None:
+    def add(self, chunk: int, rows: int, faults: Iterable[RowFault]) -> None:
         """Count faults of a chunk that has `rows` rows.
-
-        Args:
-            logged: whether an earlier stream of the run has logged these faults.
 
         Raises:
             DataError: the chunk has more faults than the budget allows.
@@ -97,11 +95,10 @@ class FaultBudget:
                     f"{self._policy.described(rows)}. Repair the data or the function, or raise the budget."
                 )
             stretch = (fault.dataset, fault.shard, fault.first_row, fault.reason)
-            if not logged and self._logged < _FAULTS_LOGGED and not (fault.rows > 1 and stretch == self._last):
-                self._logged += 1
-                self._last = stretch
+            if len(self._logged) < _FAULTS_LOGGED and stretch not in self._logged:
+                self._logged.add(stretch)
                 several = f" (with all {fault.rows:,} rows from row {fault.first_row} on)" if fault.rows > 1 else ""
-                more = " (further faults of this lane are only counted)" if self._logged == _FAULTS_LOGGED else ""
+                more = " (further rows are only counted)" if len(self._logged) == _FAULTS_LOGGED else ""
                 _log.warning("row left out: %s%s%s", fault, several, more)
 
 

@@ -29,9 +29,9 @@ from msgspec import Meta
 from zephon.errors import RecipeError, ZephonError
 
 __all__ = [
-    "Column", "Count", "Folder", "Key", "Limit", "Location", "Name", "Positive", "Prose", "Share", "Size", "Weight",
-    "Weights", "Whole", "check", "check_keys", "expectation", "key", "keys_of", "nearest", "quote", "refuse_unknown",
-    "seen", "settings_of", "within",
+    "Column", "Count", "Folder", "Key", "Limit", "Location", "Name", "Names", "Positive", "Prose", "Share", "Size",
+    "Weight", "Weights", "Whole", "check", "check_keys", "expectation", "key", "keys_of", "nearest", "quote",
+    "refuse_unknown", "seen", "settings_of", "within",
 ]  # fmt: skip
 
 MAX_INT32 = 2**31 - 1
@@ -78,6 +78,7 @@ Name = Annotated[
     Meta(pattern=r"^(?!\s)[^\x00-\x1f\x7f]+(?<!\s)\Z", max_length=255, title="a name, without blanks at its ends"),
 ]
 Column = Annotated[str, Meta(pattern=r"^\S(?s:.*\S)?\Z", title="the name of a column")]
+Names = Annotated[tuple[Column, ...], Meta(title="a list of names of columns")]
 Prose = Annotated[str, Meta(pattern=r"\S", title="a text that is not blank")]
 Location = Annotated[
     str,

@@ -123,6 +123,11 @@ class RowSettings:
         None, "Column of answers, where messages_field is one of prompts; by default both are looked for."
     )
     tools_field: Column | None = key(None, "Column of the tools of conversations; by default tools, where it exists.")
+    input_field: Column | None = key(None, "Column of what goes below a prompt; by default input, below instruction.")
+    system_field: Column | None = key(None, "Column of system messages.")
+    ignored_fields: Prose | None = key(
+        None, "Columns that belong to conversations and are left out on purpose, separated by blanks."
+    )
     chat_template: Prose | None = key(
         None, "Chat template, or the path of a .jinja file; by default the tokenizer's own."
     )

@@ -90,12 +90,10 @@ class LaneStream:
         """Records that can be taken now."""
         self.ended = False
         """Whether no records will follow those that are ready."""
-        self.reported_records = skip
-        """Records after the start that an earlier stream produced; it has logged the faults of their rows."""
         self._plan, self._lane, self._start, self._runner, self._totals = plan, lane, start, runner, totals
         self._on_window = on_window
         self._skip = skip
-        self._fault_budget = FaultBudget(plan.faults, partial(on_fault, lane) if on_fault else None)
+        self._fault_budget = FaultBudget(plan.faults, plan.logged, partial(on_fault, lane) if on_fault else None)
         # Rows on their way to the packer.
         self._lookahead_bytes = lookahead_bytes
         self._block_bytes = _FIRST_BLOCK_BYTES
@@ -106,7 +104,6 @@ class LaneStream:
         self._exhausted = False
         self._bytes_under_way = 0.0  # of text submitted and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
-        self._before_start: deque[bool] = deque()  # whether a submitted piece lies before the start position
         # The stateful transform.
         self._stage = plan.stateful
         self._stage_window = plan.window_at(start.chunk)
@@ -114,7 +111,6 @@ class LaneStream:
         # Documents into records.
         self._packer = plan.packer(lane, start, totals.packing)
         self._packer_window = start.window
-        self._window_tokens = np.zeros(len(plan.dataset_names), dtype=np.int64)
         self._rows_without_tokens = 0  # consecutive
         self._packed_bytes = 0  # of records on their way from the packer to the orderer
         # Records into their final order.
@@ -190,7 +186,7 @@ class LaneStream:
             queue.append(piece)
             self._exhausted = piece is _Mark.LANE_END
             return
-        plan, submit, start = self._plan, self._runner.submit, self._start
+        plan, submit = self._plan, self._runner.submit
         # A minimum per block bounds the number of pending blocks where chunks are tiny.
         estimate = max(float(plan.row_bytes[piece[0]].sum()), self._max_block_bytes / 8)
         work = self._stage.prepare if self._stage else plan.tokenize
@@ -198,8 +194,6 @@ class LaneStream:
             queue.append(submit("tokenize", _work_on_fetched, work, submit("fetch", plan.fetch, *piece)))
         else:
             queue.append(submit("tokenize", _fetch_and_work, work, plan, piece))
-        if not self._stage:
-            self._before_start.append(piece[2] == start.chunk and piece[3] < start.position)
         self._estimates.append(estimate)
         self._bytes_under_way += estimate
 
@@ -216,8 +210,6 @@ class LaneStream:
                 self._window = stage.begin(self._lane, self._stage_window)
         else:
             emitted = stage.push(window, item.result(), chunk)
-        # In the window where the lane is entered, rows before the start position have been packed already.
-        self._before_start.append(chunk == self._start.chunk and 0 < window.emitted <= self._start.position)
         self._documents.append(self._runner.submit("tokenize", _tokenize_emitted, plan, emitted))
         if isinstance(item, _Mark) and item is not _Mark.REPLAY_END:
             self._documents.append(item)
@@ -227,8 +219,6 @@ class LaneStream:
         if item is _Mark.WINDOW_END:
             self._start_jobs(self._packer.flush())
             self._packer_window += 1
-            self._totals.end_window(self._lane, self._window_tokens)
-            self._window_tokens = np.zeros_like(self._window_tokens)
             self._report_window()
             self._packed.append(item)
         elif isinstance(item, _Mark):
@@ -241,17 +231,14 @@ class LaneStream:
     def _pack_block(self, block: TokenBlock) -> None:
         start, counts = self._start, self._totals.packing
         self._bytes_under_way -= self._estimates.popleft()
-        before_start = self._before_start.popleft()
         if block.chunk == start.chunk and len(block.position) and block.position[0] < start.position:
             block = block.from_position(start.position)
-        self._window_tokens += self._totals.add(block)
+        self._totals.add(block)
         kept, dropped = counts.documents - counts.dropped, counts.dropped
         jobs = self._packer.push(block)
-        # Faults of rows in records that were used have been logged when those records were packed.
-        logged = before_start or self._packer.records < self.reported_records
         for chunk, faults in block.faults:
             rows = self._plan.curriculum.chunk(self._lane, chunk)
-            self._fault_budget.add(chunk, len(rows) if rows else 0, faults, logged=logged)
+            self._fault_budget.add(chunk, len(rows) if rows else 0, faults)
         self._start_jobs(jobs)
         without_tokens = counts.documents - counts.dropped == kept
         self._rows_without_tokens = self._rows_without_tokens + int(block.rows_read.sum()) if without_tokens else 0
@@ -354,8 +341,6 @@ class LaneStream:
             while position < len(chunk):
                 done = due[position - 1] if position else 0.0
                 stop = max(position + 1, int(np.searchsorted(due, done + self._block_bytes, side="right")))
-                if not plan.stateful and index == start.chunk and position < start.position:
-                    stop = min(stop, start.position)
                 yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._max_block_bytes)

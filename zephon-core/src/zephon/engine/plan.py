@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -160,6 +161,7 @@ class Plan:
         kinds: int64[n_datasets], the kind of each dataset; a homogeneous record holds one kind only.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
+        logged: the stretches of rows that cannot be used that this process has logged.
         remedy: advice for the error that no row has tokens.
     """
 
@@ -184,6 +186,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
+    logged: set[Any] = field(default_factory=set)
     remedy: str = "name another column (text_field, field), or look at what the operators leave of the text"
 
     @property

@@ -33,7 +33,6 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
         used = plan.topology.rounds_of_lane(cursor, number)
-        lane.reported_records = used - start.records_before
         records = start.records_before
         while lane.starts[-1].records_before < used and not lane.ended:
             lane.advance()

@@ -31,8 +31,8 @@ _TRIALS = 32
 """... and about so many times before it is done in any case."""
 
 # A document, or a part of one, on its way into a record: number of the document, its first token here, how many
-# tokens, where they lie (part and place in it), dataset and row.
-_Piece = tuple[int, int, int, Part, int, int, int]
+# tokens, where they lie (part and place in it), dataset, row, and the tokens of the row before the document.
+_Piece = tuple[int, int, int, Part, int, int, int, int]
 _in_order = itemgetter(0, 1)
 
 
@@ -113,8 +113,11 @@ class BinPacker:
             lengths = np.where(long, 0, lengths)
         jobs: list[Job] = []
         last = -1
-        columns = (lengths, block.offsets, block.dataset, block.row, self._kinds[block.dataset], block.position)
-        for length, begin, dataset, row, kind, position in zip(*(column.tolist() for column in columns), strict=False):
+        before = np.zeros_like(lengths) if block.begin is None else block.begin
+        columns = (lengths, block.offsets, block.dataset, block.row, before, self._kinds[block.dataset], block.position)
+        for length, begin, dataset, row, earlier, kind, position in zip(
+            *(column.tolist() for column in columns), strict=False
+        ):
             # A lane is entered at a row, which may be several documents.
             if position != last:
                 if self._since >= self._try_at and (plan := self._good_moment()) is not None:
@@ -123,7 +126,7 @@ class BinPacker:
                     self._origin = block.chunk, position, 0
                 last = position
             if length:
-                self._add((self._documents, 0, length, part, begin, dataset, row), kind)
+                self._add((self._documents, 0, length, part, begin, dataset, row, earlier), kind)
                 self._documents += 1
         if self._closed:
             jobs.append(self._job())
@@ -254,7 +257,7 @@ class BinPacker:
             span_start=(before - np.repeat(firsts, np.diff(offsets))).astype(np.int32),
             span_dataset=np.array([piece[5] for piece in pieces], dtype=np.int32),
             span_row=np.array([piece[6] for piece in pieces], dtype=np.int64),
-            span_token=np.array([piece[1] for piece in pieces], dtype=np.int64),
+            span_token=np.array([piece[1] + piece[7] for piece in pieces], dtype=np.int64),
         )
         origins = np.full((count, 3), _NOWHERE, dtype=np.int64)
         fresh = self._origin is not None
@@ -274,10 +277,10 @@ class BinPacker:
             for one in bins:
                 pieces = one.pieces
                 for i in range(len(pieces) - 1, -1, -1):
-                    number, token, size, home, begin, dataset, row = pieces[i]
+                    number, token, size, home, begin = pieces[i][:5]
                     if home is not part:
                         break
-                    pieces[i] = (number, token, size, home.slice(begin, begin + size).copy(), 0, dataset, row)
+                    pieces[i] = (number, token, size, home.slice(begin, begin + size).copy(), 0, *pieces[i][5:])
 
 
 def _head(piece: _Piece, size: int) -> _Piece:
@@ -285,8 +288,8 @@ def _head(piece: _Piece, size: int) -> _Piece:
 
 
 def _tail(piece: _Piece, begun: int) -> _Piece:
-    number, token, size, part, begin, dataset, row = piece
-    return number, token + begun, size - begun, part, begin + begun, dataset, row
+    number, token, size, part, begin = piece[:5]
+    return number, token + begun, size - begun, part, begin + begun, *piece[5:]
 
 
 def _packed(pieces: Sequence[_Piece], length: int, max_documents: int | None, limit: int | None) -> list[list[_Piece]]:
@@ -330,7 +333,7 @@ def _gathered(records: Sequence[Sequence[_Piece]], length: int, pad_token: int) 
     slices = []
     for record in records:
         room = length
-        for _, _, size, part, begin, _, _ in record:
+        for _, _, size, part, begin, *_ in record:
             slices.append((part, begin, begin + size))
             room -= size
         if room:

@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zephon.config.keys import Column, check, key
+from zephon.config.keys import Column, Names, check, key, quote
 from zephon.config.settings import ChatLoss
 from zephon.errors import PipelineError
-from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
+from zephon.ops.chat_messages import (
+    MessageFailure,
+    normal_messages,
+    normal_tools,
+    paired_messages,
+    python_values,
+    with_system,
+)
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows, check_names
+from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["ChatEncoder", "TokenizeChat"]
 
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
+# Columns that change what a conversation says, with the option that takes them where there is one.
+_PARTS = dict.fromkeys(("system", "system_prompt", "system_message"), "system")
+_PARTS |= {"functions": "tools", "history": "", "documents": "", "chat_template_kwargs": ""}
+_PARTS_OF_PROMPTS = {"input": "input", "context": "input"}
 _SKELETONS_KEPT = 4096
 
 
@@ -39,8 +51,8 @@ class TokenizeChat(EncodeOptions):
     Attributes:
         tokenizer_id: as in `Tokenize`; its template is used unless `chat_template` is given.
         tools: the column of tools; "auto" takes `tools` where it exists, None no column.
-        chat_template: the template itself, or the path of a file with one (a name that ends in .jinja, .jinja2 or
-            .j2).
+        chat_template: the template itself, the path of a file with one (a name that ends in .jinja, .jinja2 or .j2), or
+            the name of one of the tokenizer's ("tool_use").
         response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
         input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
         assistant_tokens: special tokens that content and thoughts of the assistant may spell, as far as the tokenizer
@@ -52,7 +64,7 @@ class TokenizeChat(EncodeOptions):
         "chat {datasets} {field} {response} {input} {tools} loss={loss} assistant_tokens={assistant_tokens} date={date}"
     )
     resolved_settings: ClassVar[frozenset[str]] = EncodeOptions.resolved_settings | {"chat_template"}
-    tokenizer_id: str | os.PathLike[str]
+    tokenizer_id: TokenizerId
     field: Column = key(
         "auto",
         'The column of conversations, or of prompts where there is a `response`; "auto" finds messages, conversations '
@@ -71,6 +83,8 @@ class TokenizeChat(EncodeOptions):
     )
     response: str | None = "auto"
     input: str | None = "auto"
+    system: Column | None = key(None, "The column of system messages, for conversations that have none of their own.")
+    ignored: Names = key((), "Columns that belong to conversations and are left out on purpose.", decides_data=False)
     assistant_tokens: Sequence[str] | str = ("<think>", "</think>")
     runner: Literal["process", "threads"] | None = key(
         None,
@@ -112,16 +126,30 @@ class TokenizeChat(EncodeOptions):
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Columns of tools and of input."""
-        return tuple(name for name in (self.tools_column, self.input_column) if name)
+        """Columns of tools, of input and of system messages."""
+        return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
 
-    def resolved(self, present: Sequence[str], dataset: str) -> TokenizeChat:
-        """The same with the columns found among those of a dataset.
+    def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
+        """The same with the columns found among those of a dataset, of which other operators read some.
 
         Raises:
-            PipelineError: a column that is named is missing.
+            PipelineError: a column that is named is missing, or one that belongs to conversations is not used.
         """
-        for name in ("tools", "input"):
+        found = self._found(present, dataset)
+        parts = _PARTS | (_PARTS_OF_PROMPTS if found.extra_columns else {})
+        used = {found.field, *found.extra_columns, *found.optional_columns, *found.ignored, *read}
+        for name, option in parts.items():
+            if name not in present or name in used or (option in ("input", "tools") and getattr(self, option) is None):
+                continue
+            remedy = f"name it ({option}={quote(name)})" if option else "put it into the messages in a map"
+            raise PipelineError(
+                f'dataset "{dataset}": tokenize_chat does not use column "{name}", which belongs to conversations; '
+                f"{remedy}, or leave it out by name (ignored=[{quote(name)}])."
+            )
+        return found
+
+    def _found(self, present: Sequence[str], dataset: str) -> TokenizeChat:
+        for name in ("tools", "input", "system"):
             if getattr(self, name) not in (None, "auto", *present):
                 raise PipelineError(
                     f'dataset "{dataset}": tokenize_chat {name} names column "{getattr(self, name)}", which is '
@@ -142,11 +170,7 @@ class TokenizeChat(EncodeOptions):
 
 
 class ChatEncoder(Encoder):
-    """The worker of `TokenizeChat`.
-
-    Raises:
-        PipelineError: there is no template, or it does not compile.
-    """
+    """The worker of `TokenizeChat`; PipelineError where there is no template, or it does not compile."""
 
     def __init__(self, spec: TokenizeChat, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
         super().__init__(spec, bos, eos, bos_trained=False)
@@ -181,11 +205,11 @@ class ChatEncoder(Encoder):
         texts: list[ChatText] = []
         kept: list[int] = []
         blank: list[int] = []
-        for index, (value, tools) in enumerate(
-            zip(self._conversations(rows), _values(table, spec.tools_column), strict=True)
-        ):
+        columns = self._conversations(rows), _values(table, spec.system), _values(table, spec.tools_column)
+        for index, (value, system, tools) in enumerate(zip(*columns, strict=True)):
             try:
                 messages = value() if callable(value) else normal_messages(value)
+                messages = with_system(messages, spec.system, system) if system else messages
                 if messages:
                     texts.append(self._conversation(messages, normal_tools(tools)))
                 (kept if messages else blank).append(index)

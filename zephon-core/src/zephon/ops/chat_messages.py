@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from zephon.columns.arrow import list_offsets, one_chunk
 
-__all__ = ["MessageFailure", "normal_messages", "normal_tools", "paired_messages", "python_values"]
+__all__ = ["MessageFailure", "normal_messages", "normal_tools", "paired_messages", "python_values", "with_system"]
 
 _ROLES = {
     "human": "user",
@@ -64,11 +64,7 @@ def python_values(column: Any) -> list[Any]:
 
 
 def normal_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation as dicts with role and content; empty where there are none.
-
-    Raises:
-        MessageFailure: it is no list of messages.
-    """
+    """The messages of a conversation as dicts with role and content, empty where there are none; or MessageFailure."""
     keeps_nulls = isinstance(value, str)
     value = _parsed(value, "the conversation")
     if isinstance(value, dict) and len(value) == 1:  # {"messages": [...]}
@@ -83,13 +79,7 @@ def normal_messages(value: Any) -> list[dict[str, Any]]:
 def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more: Any) -> list[dict[str, Any]]:
     """The messages of a prompt and its answer, each text or a list of messages; empty where there are none.
 
-    Args:
-        names: of the columns.
-        prompt, answer: what they hold.
-        more: what goes below a prompt that is text, or nothing.
-
-    Raises:
-        MessageFailure: one of them is something else.
+    `names` are those of the columns, for MessageFailure; `more` goes below a prompt that is text.
     """
     if not prompt and not answer:
         return []
@@ -104,6 +94,15 @@ def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more:
             raise MessageFailure(f'column "{name}"', value, "text or a list of messages")
         messages += [_message(f"message {n}", message, False) for n, message in enumerate(said, start=len(messages))]
     return messages
+
+
+def with_system(messages: list[dict[str, Any]], column: str | None, text: Any) -> list[dict[str, Any]]:
+    """A conversation behind the system message of a column; MessageFailure where it has one of its own."""
+    if not isinstance(text, str):
+        raise MessageFailure(f'column "{column}"', text, "text")
+    if messages and messages[0]["role"] == "system":
+        raise MessageFailure(f'a system message beside that of column "{column}"', messages[0], "one of the two")
+    return [{"role": "system", "content": text}, *messages] if messages else []
 
 
 def _message(name: str, message: Any, keeps_nulls: bool) -> dict[str, Any]:
@@ -147,11 +146,7 @@ def _part(name: str, part: Any) -> str:
 
 
 def normal_tools(value: Any) -> list[Any] | None:
-    """The tools of a conversation as a list, None where there are none.
-
-    Raises:
-        MessageFailure: it is no list of tools.
-    """
+    """The tools of a conversation as a list, None where there are none; or MessageFailure."""
     value = _parsed(value, "tools") if isinstance(value, str) else _without_nulls(value)
     if not value:
         return None

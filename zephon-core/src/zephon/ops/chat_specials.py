@@ -30,14 +30,9 @@ _BEFORE = re.compile(rb"(?<![ \t\n\r\f\v])" + _SPACE + rb"\Z")
 
 
 class SpellableTokens:
-    """The special tokens of a tokenizer, as a conversation may spell them.
+    """The special tokens of a tokenizer, as a conversation may spell them; `allowed`: those of the assistant, or "all".
 
-    Args:
-        tokens: of the tokenizer.
-        allowed: those that the assistant may spell, or "all".
-
-    Attributes:
-        ends: finds those that may end a turn, being none that the assistant says within one; None without any.
+    `ends` finds those that may end a turn, being none that the assistant says within one; None without any.
     """
 
     def __init__(self, tokens: Sequence[AddedToken], allowed: Collection[str]) -> None:
@@ -75,11 +70,7 @@ class SpellableTokens:
         return any(token <= letters for token in self._letters)
 
     def said(self, template: ChatTemplate, messages: list[dict[str, Any]], tools: Any, text: str) -> frozenset[int]:
-        """The characters of a rendered conversation at which no special token begins, as the conversation wrote them.
-
-        Raises:
-            TemplateFailure: they cannot be found.
-        """
+        """The characters of a rendered conversation at which no special token begins, as the conversation wrote it."""
         if not self.spelled_in([text]):
             return frozenset()
         for everyone, assistant in self._hidden:
@@ -96,11 +87,7 @@ class SpellableTokens:
         )
 
     def find(self, buffer: bytes, said: frozenset[int]) -> tuple[np.ndarray, np.ndarray]:
-        """The template's special tokens in UTF-8 text, without those that begin at `said`.
-
-        Returns:
-            (spans int64[m, 2], with the white space that a token takes in; ids uint32[m]).
-        """
+        """Spans int64[m, 2] of the template's special tokens in UTF-8, with the space they take in; ids uint32[m]."""
         rows: list[tuple[int, int, int]] = []
         at = done = 0
         while self._in_bytes and (match := self._in_bytes.search(buffer, at)):

@@ -16,8 +16,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from zephon.config.keys import quote
 from zephon.errors import PipelineError
-from zephon.tokenizer.load import read_chat_settings, read_template_file
+from zephon.tokenizer.load import TokenizerId, read_chat_settings, read_template_file
 
 __all__ = ["ChatTemplate", "TemplateFailure", "chat_templates", "digest_of"]
 
@@ -31,19 +32,9 @@ class TemplateFailure(Exception):
 
 
 class ChatTemplate:
-    """A compiled chat template. Any number of threads may use it.
+    """A compiled chat template, with texts of special tokens by name, and the day that `strftime_now` gives, or None.
 
-    Args:
-        source: Jinja.
-        tokens: names and texts of special tokens, "bos_token" and so on.
-        date: the day that `strftime_now` gives, as in "2024-07-26", or None.
-
-    Attributes:
-        marks_generation: whether it has {% generation %} blocks.
-        source, tokens: as given.
-
-    Raises:
-        PipelineError: it does not compile, or the date is none.
+    Any number of threads may use it. `marks_generation` says whether it has {% generation %} blocks.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], date: str | None = None) -> None:
@@ -70,13 +61,9 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, *, prompt: bool = False
     ) -> tuple[str, list[tuple[int, int]]]:
-        """The text of a conversation; with `prompt`, followed by the header of the assistant's next turn.
+        """The text of a conversation; with `prompt`, followed by the header of the next turn. Or TemplateFailure.
 
-        Returns:
-            (the text; the characters [begin, end) of each {% generation %} block that is not empty, in order).
-
-        Raises:
-            TemplateFailure: the template refuses the conversation, or fails.
+        Also the characters [begin, end) of each {% generation %} block that is not empty, in order.
         """
         variables = {**self._fixed, "messages": messages, "tools": tools, "add_generation_prompt": prompt}
         try:
@@ -90,30 +77,32 @@ class ChatTemplate:
 
 
 def chat_templates(
-    tokenizer_id: str | os.PathLike[str], chat_template: str | os.PathLike[str] | None, date: str | None
+    tokenizer_id: TokenizerId, chat_template: str | os.PathLike[str] | None, date: str | None
 ) -> tuple[ChatTemplate, ChatTemplate]:
     """The template for conversations without tools, and the one for those with them.
 
-    Args:
-        tokenizer_id: where the templates and special tokens lie.
-        chat_template: one to use instead, or its path.
-        date: see `ChatTemplate`.
-
-    Raises:
-        PipelineError: there is none, or it does not compile.
+    `chat_template` is one to use instead, its path, or the name of one of the tokenizer's.
     """
     templates, tokens = read_chat_settings(tokenizer_id)
+    names = ", ".join(sorted(templates)) or "none"
     if chat_template is not None:
         source = os.fspath(chat_template)
         is_path = source.endswith((".jinja", ".jinja2", ".j2")) and "\n" not in source
         is_path = is_path or isinstance(chat_template, os.PathLike)
-        templates = {"default": read_template_file(source) if is_path else source}
-    if not templates:
+        source = read_template_file(source) if is_path else templates.get(source, source)
+        if "{" not in source:
+            raise PipelineError(
+                f"tokenize_chat chat_template is {quote(source)}; expected a Jinja template, the path of a .jinja "
+                f"file, or the name of a template that the tokenizer has ({names})."
+            )
+        templates = {"default": source}
+    if "default" not in templates:
+        which = f"default chat template, only {names}" if templates else "chat template"
         raise PipelineError(
-            f"the tokenizer {os.fspath(tokenizer_id)} has no chat template; pass chat_template, the template of the "
-            "format that the model is to learn."
+            f"the tokenizer {tokenizer_id} has no {which}; pass chat_template, the template of the format that the "
+            "model is to learn."
         )
-    plain = ChatTemplate(templates.get("default") or next(iter(templates.values())), tokens, date)
+    plain = ChatTemplate(templates["default"], tokens, date)
     with_tools = templates.get("tool_use")
     return plain, ChatTemplate(with_tools, tokens, date) if with_tools else plain
 

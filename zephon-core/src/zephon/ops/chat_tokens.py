@@ -25,13 +25,8 @@ _APART = b"\xff"  # between the texts of a buffer; in no UTF-8, so nothing is fo
 
 @dataclass(frozen=True, slots=True)
 class ChatText:
-    """A rendered conversation.
-
-    Attributes:
-        text: all of it.
-        data: the same as UTF-8.
-        trained: the characters [begin, end) that are trained on, in order and apart.
-        said: the characters at which no special token begins.
+    """A rendered conversation, also as UTF-8; the characters [begin, end) that are trained on, in order and apart; and
+    those at which no special token begins.
     """
 
     text: str
@@ -76,13 +71,9 @@ def tokens_of(
 def _encoded(
     tokenizer: Tokenizer, buffer: bytes, first: np.ndarray, last: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Pieces of a buffer as tokens.
+    """Pieces [first, last) of a buffer, in order and apart, as tokens.
 
-    Args:
-        first, last: int64[n], in order and apart: the bytes [first, last) of each piece.
-
-    Returns:
-        (ids uint32[m], counts int64[n], first, begin and end int64[m]: the bytes that each token stands for).
+    Gives ids uint32[m], counts int64[n], first, and begin and end int64[m], the bytes that each token stands for.
     """
     edges = np.ascontiguousarray(np.stack([first, last], axis=1).reshape(-1))
     everything = pa.LargeStringArray.from_buffers(max(0, len(edges) - 1), pa.py_buffer(edges), pa.py_buffer(buffer))

@@ -29,13 +29,10 @@ _SPACE = re.compile(r"\s*")
 
 @dataclass(frozen=True, slots=True)
 class Skeleton:
-    """A conversation of certain roles without its words.
+    """A conversation of certain roles without its words: the n + 1 texts `between` and round n messages.
 
-    Attributes:
-        between: n_messages + 1 texts round the messages.
-        turns: for each turn of the assistant, its message, how far into the text before it the turn begins, and how
-            far into the text after it it ends.
-        touching: whether there is nothing between two of the messages.
+    A turn of the assistant has its message, how far into the text before it the turn begins, and how far into the text
+    after it it ends. `touching` says whether there is nothing between two of the messages.
     """
 
     between: tuple[str, ...]
@@ -78,13 +75,8 @@ def skeleton_of(template: ChatTemplate, roles: Sequence[str], ends: re.Pattern[s
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """A rendered conversation.
-
-    Attributes:
-        template, messages, tools: what was rendered.
-        text: the rendering.
-        ends: finds special tokens that may end a turn, or None where there are none.
-        said: characters at which the conversation itself spells a special token.
+    """A rendered conversation: `text` is made of the rest, `ends` finds special tokens that may end a turn, and at the
+    characters `said` the conversation itself spells a special token.
     """
 
     template: ChatTemplate

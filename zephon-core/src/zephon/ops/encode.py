@@ -14,6 +14,7 @@ from zephon.config.keys import Positive, Workers, check_keys, key, settings_of
 from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
+from zephon.tokenizer.load import portable_tokenizer
 
 __all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
 
@@ -51,6 +52,8 @@ class EncodeOptions:
 
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, f"{self.kind} ")
+        if (tokenizer := getattr(self, "tokenizer_id", None)) is not None:
+            object.__setattr__(self, "tokenizer_id", portable_tokenizer(tokenizer))
         if self.split_long_samples and self.max_length is None:
             raise PipelineError(f"{self.kind} split_long_samples needs max_length, the tokens of a piece.")
         object.__setattr__(self, "datasets", check_names(self.kind, "datasets", self.datasets))
@@ -127,18 +130,10 @@ class Documents:
 
 
 class Encoder:
-    """Makes documents of rows. Stateless: any number of threads use one; pickles.
+    """Makes documents of rows, with `bos` and `eos` round each. Stateless: any number of threads use one; pickles.
 
-    Args:
-        options: the description.
-        bos, eos: ids to put round each document, or None.
-        bos_trained: whether a BOS that is put in counts for the loss; an EOS does.
-
-    Attributes:
-        joins: whether rows of several datasets may be encoded together, once `alike` has made them so.
-
-    Raises:
-        PipelineError: the limit leaves no room for content.
+    `joins` says whether rows of several datasets may be encoded together, once `alike` has made them so; `bos_trained`
+    whether a BOS that is put in counts for the loss, as an EOS does.
     """
 
     joins = False
@@ -173,11 +168,7 @@ class Encoder:
         return []
 
     def column(self, rows: Rows, name: str) -> Any:
-        """A column of the rows.
-
-        Raises:
-            PipelineError: it is missing.
-        """
+        """A column of the rows, or PipelineError."""
         if name not in rows.table.column_names:
             raise PipelineError(f"{self._options.kind} {missing_column(name, rows.table.column_names)}")
         return rows.table.column(name)
@@ -211,14 +202,9 @@ class Encoder:
 def add_special_tokens(
     tokens: np.ndarray, offsets: np.ndarray, bos: int | None, eos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put BOS before and EOS after every document, where they are not None.
+    """Put BOS before and EOS after every document of tokens, or of what goes with them, where they are not None.
 
-    Args:
-        tokens: [n_tokens], ids or what goes with them.
-        offsets: int64[n_docs + 1].
-
-    Returns:
-        The same two arrays for the longer documents.
+    Takes and gives columns [n_tokens] and offsets int64[n_docs + 1].
     """
     extra = (bos is not None) + (eos is not None)
     longer = offsets + extra * np.arange(len(offsets), dtype=np.int64)
@@ -233,11 +219,7 @@ def add_special_tokens(
 
 
 def _split_up(offsets: np.ndarray, limit: int) -> tuple[np.ndarray, np.ndarray]:
-    """Documents cut into pieces of at most `limit` tokens.
-
-    Returns:
-        (offsets int64[n_pieces + 1], document int64[n_pieces] that each piece is of).
-    """
+    """Offsets of documents cut into pieces of at most `limit` tokens, and the document that each piece is of."""
     lengths = np.diff(offsets)
     pieces = np.maximum(1, -(-lengths // limit))
     document = np.repeat(np.arange(len(lengths), dtype=np.int64), pieces)

@@ -63,7 +63,9 @@ def columns_needed(
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     is_loose = any(kind is not None for kind in present.values())
-    encode = encode.resolved(list(present), dataset.name) if hasattr(encode, "resolved") else encode
+    if hasattr(encode, "resolved"):
+        used = {name for each in operators for name in (present if each.columns is None else each.columns)}
+        encode = encode.resolved(list(present), dataset.name, used)
     required: dict[str, bool] = {}
     made: set[str] = set()
     unknown = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
@@ -18,6 +17,7 @@ from zephon.config.keys import Column, key
 from zephon.errors import PipelineError
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows
+from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["Pretokenized", "PretokenizedEncoder"]
@@ -50,7 +50,7 @@ class Pretokenized(EncodeOptions):
     positions: Column | None = key(
         None, "Column of lists of positions, from 0, as long as the ids, for `position_ids`."
     )
-    tokenizer_id: str | os.PathLike[str] | None = None
+    tokenizer_id: TokenizerId | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -132,7 +132,7 @@ class _Lists:
         if pa.types.is_large_string(column.type) or pa.types.is_string(column.type):
             column = self._parsed(name, column.to_pylist())
         kind = column.type
-        if not any(is_list(kind) for is_list in _LIST_TYPES) or not _holds_ids(kind.value_type):
+        if not isinstance(kind, _LIST_TYPES) or not _holds_ids(kind.value_type):
             raise self._encoder.type_error(name, kind, "lists of whole numbers")
         lengths = pc.list_value_length(column)
         counts = values_of(lengths.fill_null(column_of([0]).cast(lengths.type)[0]))
@@ -189,13 +189,7 @@ class _Lists:
         return pa.LargeListArray.from_arrays(int64_array(ends), int64_array(flat))
 
 
-_LIST_TYPES = (
-    pa.types.is_list,
-    pa.types.is_large_list,
-    pa.types.is_fixed_size_list,
-    pa.types.is_list_view,
-    pa.types.is_large_list_view,
-)
+_LIST_TYPES = pa.ListType, pa.LargeListType, pa.FixedSizeListType, pa.ListViewType, pa.LargeListViewType
 
 
 def _holds_ids(kind: pa.DataType) -> bool:

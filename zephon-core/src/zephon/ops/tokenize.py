@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,23 +13,22 @@ from zephon.columns.arrow import byte_lengths, int64_array, mask_of, one_chunk
 from zephon.config.keys import Column, key
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows, text_or_faults
+from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 __all__ = ["TextEncoder", "Tokenize"]
 
+_TEXT_TYPES = (pa.string(), pa.binary(), pa.large_binary(), pa.string_view(), pa.null())
+
 
 @dataclass(frozen=True)
 class Tokenize(EncodeOptions):
-    """Turn a text column into tokens.
-
-    Attributes:
-        tokenizer_id: a folder with a tokenizer.json, such a file, or a name on the Hub.
-    """
+    """Turn a text column into tokens; see `load_tokenizer` for `tokenizer_id`."""
 
     kind: ClassVar[str] = "tokenize"
     layout: ClassVar[str] = "text {datasets}"
     resolved_settings: ClassVar[frozenset[str]] = EncodeOptions.resolved_settings | {"field"}
-    tokenizer_id: str | os.PathLike[str]
+    tokenizer_id: TokenizerId
     field: Column = key("text", "The column with the text; a dataset's own `text_field` takes its place there.")
 
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> TextEncoder:
@@ -53,7 +51,7 @@ class TextEncoder(Encoder):
         bad = np.zeros(rows.table.num_rows, dtype=bool)
         if not pa.types.is_large_string(column.type):
             text = None
-            if any(is_text(column.type) for is_text in _TEXT_TYPES):
+            if column.type in _TEXT_TYPES:
                 text = text_or_faults(rows, "tokenize", self._field, one_chunk(column), bad)
             if text is None:
                 raise self.type_error(self._field, column.type, "text")
@@ -73,12 +71,3 @@ class TextEncoder(Encoder):
     def texts(self, rows: Rows) -> list[str]:
         """The texts as they are."""
         return [text for text in self.alike(rows).table.column(self._field).to_pylist() if text]
-
-
-_TEXT_TYPES = (
-    pa.types.is_string,
-    pa.types.is_null,
-    pa.types.is_large_binary,
-    pa.types.is_binary,
-    pa.types.is_string_view,
-)

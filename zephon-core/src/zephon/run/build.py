@@ -21,6 +21,7 @@ from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.shuffle import Shuffle
 from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
+from zephon.tokenizer.load import TokenizerId, portable_tokenizer
 
 __all__ = ["chain_of", "operators_of_recipe", "options_of_recipe", "source_of"]
 
@@ -81,12 +82,13 @@ def options_of_recipe(recipe: DataRecipe) -> dict[str, Any]:
     return {**_values(recipe, keys_of(RunSettings)), "io_options": {"cache": cache}}
 
 
-def operators_of_recipe(recipe: DataRecipe, tokenizer: str | os.PathLike[str], seq_len: int) -> list[Any]:
+def operators_of_recipe(recipe: DataRecipe, tokenizer: Any, seq_len: int) -> list[Any]:
     """The operators of a recipe, from rows to shuffled records; one for all sources with the same settings.
 
     Raises:
         PipelineError: a template, filter or encoding is invalid, or settings exclude each other.
     """
+    tokenizer = portable_tokenizer(tokenizer)
     kinds = zip(*(_operators_of(recipe, source, tokenizer) for source in recipe.sources), strict=True)
     operators = [operator for kind in kinds for operator in _grouped([s.name for s in recipe.sources], kind)]
     if recipe.ensure_mixture:
@@ -129,9 +131,7 @@ def _grouped(names: Sequence[str], operators: Sequence[_Operator | None]) -> lis
     return [kind(**values, datasets=group if len(group) < len(names) else None) for (kind, values), group in groups]
 
 
-def _operators_of(
-    recipe: DataRecipe, source: SourceRecipe, tokenizer: str | os.PathLike[str]
-) -> tuple[_Operator | None, ...]:
+def _operators_of(recipe: DataRecipe, source: SourceRecipe, tokenizer: TokenizerId) -> tuple[_Operator | None, ...]:
     """Decoding, template, filter and encoding of a source, None where it has none."""
 
     def setting(key: str) -> Any:
@@ -154,6 +154,9 @@ def _operators_of(
                 "field": setting("messages_field") or "auto",
                 "response": setting("response_field") or "auto",
                 "tools": setting("tools_field") or "auto",
+                "input": setting("input_field") or "auto",
+                "system": setting("system_field"),
+                "ignored": tuple((setting("ignored_fields") or "").split()),
                 "chat_template": setting("chat_template"),
                 "loss": setting("chat_loss"),
                 "date": setting("chat_date"),

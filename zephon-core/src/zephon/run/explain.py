@@ -27,12 +27,17 @@ def explain(compiled: Compiled) -> str:
 def _data_lines(compiled: Compiled) -> list[str]:
     source, lines = compiled.source, ["data"]
     unit = "tokens" if source.counts_tokens else "bytes"
+    weights = {} if source.schedule else source.mixture or {}
     for dataset, share in zip(compiled.datasets, source.shares.values(), strict=True):
-        catalog = dataset.catalog
+        catalog, name = dataset.catalog, dataset.name
+        weight = f"weight {weights[name]:g}, " if name in weights else ""
+        # What the run reads of all datasets in the time of one pass over this one.
+        during = catalog.rows * compiled.tokens_per_row[name] / share if share else 0
+        every = f", a pass every {during:,.0f} {unit} of the run" if share else ""
         lines.append(
-            f"  {dataset.name}: {share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
-            f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[dataset.name]:,.0f} {unit} "
-            "per row"
+            f"  {name}: {weight}{share:.2%} of tokens, {catalog.fmt}, {len(catalog.shard_names):,} shards, "
+            f"{catalog.rows:,} rows, {_size(catalog.bytes)}, about {compiled.tokens_per_row[name]:,.0f} {unit} per row"
+            f"{every}"
         )
         if dataset.lost:
             lines.append(f"    left out as damaged: {len(dataset.lost):,} of the shards, see options(error_report=...)")

@@ -3,26 +3,29 @@
 A rank writes two files, only ever by appending, so that a killed process leaves a readable account:
 
 NAME.ledger
-    A header line of JSON, padded to 512 bytes, then 40 bytes per record: its sequence number (uint64) and the SHA-256
-    of its tokens and document starts (see `SampleBatch.digests`).
+    A header line of JSON, padded to a multiple of 512 bytes, then 40 bytes per record: its sequence number (uint64) and
+    the SHA-256 of its tokens and document starts (see `SampleBatch.digests`).
 NAME.spans
     32 bytes per document, or part of one: sequence number (uint64), place in the record (uint32), index of the dataset
     (uint32), row within the dataset (uint64), first token of the document (uint64).
 
-All numbers are little-endian. A run that was killed and resumed consumes some records twice; both times they must have
-the same digest.
+All numbers are little-endian. Every start of a run writes files of its own. What earlier starts consumed of a lane
+behind the place where a later one begins was rolled back and does not count; as long as the data are the same, records
+consumed twice must have the same digest.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import logging
 import os
+import re
+import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import msgspec
 import numpy as np
@@ -31,21 +34,51 @@ from zephon.batch import SampleBatch
 from zephon.columns.appending import append_whole, new_file
 from zephon.config.topology import Topology
 from zephon.errors import DataError
+from zephon.run.compile import Compiled
 
 __all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
 
-_HEADER_BYTES = 512
+_log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
+_NAME = re.compile(r"dp(\d+)-(\d+)-")
 
 
-class _Header(msgspec.Struct):
-    """First line of a ledger: what the ledgers of all ranks of a run agree on."""
+class _Header(msgspec.Struct, kw_only=True):
+    """First line of a ledger; version 1 has none of the fields with defaults.
 
-    zephon_ledger: Literal[1]
+    Attributes:
+        microbatch: records per batch.
+        data, after: digests of what decides the data, of this start and of the state that it goes on from.
+        begun: records of the group used before.
+        time: of the start, in nanoseconds.
+        job: the same for the ranks of one start, of which several may write for one group.
+    """
+
+    zephon_ledger: Literal[1, 2]
     lanes: int
     global_batch: Annotated[int, msgspec.Meta(gt=0)] | None
+    dp_degree: Annotated[int, msgspec.Meta(gt=0)]
+    dp_group_id: int
     datasets: list[str]
+    microbatch: int = 0
+    data: str | None = None
+    after: str | None = None
+    begun: int | None = None
+    time: int = 0
+    job: str = ""
+
+
+class _File(NamedTuple):
+    """A ledger file: its header, and where its entries begin."""
+
+    path: Path
+    head: _Header
+    offset: int
+
+    @property
+    def records(self) -> np.ndarray:
+        return _entries(self.path, _RECORD, self.offset)
 
 
 class LedgerWriter:
@@ -53,18 +86,45 @@ class LedgerWriter:
 
     Args:
         folder: shared by the ranks of a run; made if it does not exist.
-        topology: of the rank.
-        datasets: names by index.
+        compiled: the pipeline.
+        after: digest of the data of the state that the run goes on from.
+        begun: records of the group used before.
+
+    Raises:
+        DataError: the folder cannot be written, or holds the ledger of a run with other data.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], topology: Topology, datasets: Sequence[str]) -> None:
-        group = {"dp_degree": topology.dp_degree, "dp_group_id": topology.dp_group_id}
-        header = {"zephon_ledger": 1, "lanes": topology.lanes, "global_batch": topology.global_batch, **group}
-        line = json.dumps({**header, "datasets": list(datasets)}).encode()
-        if len(line) >= _HEADER_BYTES:
-            line = json.dumps({**header, "datasets": []}).encode()
-        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{time.time_ns()}-{os.getpid()}"
-        self._records = new_file(folder, f"{name}.ledger", "the ledger", line.ljust(_HEADER_BYTES - 1) + b"\n")
+    def __init__(self, folder: str | os.PathLike[str], compiled: Compiled, after: str, begun: int) -> None:
+        topology = compiled.topology
+        head = _Header(
+            zephon_ledger=2,
+            lanes=topology.lanes,
+            global_batch=topology.global_batch,
+            dp_degree=topology.dp_degree,
+            dp_group_id=topology.dp_group_id,
+            datasets=list(compiled.plan.dataset_names),
+            microbatch=compiled.operators.batch.microbatch_size,
+            data=compiled.digest[:16],
+            after=after[:16],
+            begun=begun,
+            time=time.time_ns(),
+            job=_job(),
+        )
+        before = [file for file in _files(folder, topology) if file.head.data]
+        if before and before[-1].head.data not in _linked([*(file.head for file in before), head]):
+            raise DataError(
+                f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
+                "or that of a run which this one goes on from. Name another folder."
+            )
+        first = int(topology.sequence_numbers(begun, 1)[0])
+        others = [file for file in before if file.head.job != head.job and len(file.records)]
+        if others and (last := int(others[-1].records["sequence"][-1])) >= first:
+            what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
+            _log.warning(f"the ledger in %s {what}", folder, last, first)
+        line = msgspec.json.encode(head)
+        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
+        line += b" " * (-(len(line) + 1) % 512) + b"\n"
+        self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
         self._spans = new_file(folder, f"{name}.spans", "the ledger")
 
     def write(self, batch: SampleBatch) -> None:
@@ -95,29 +155,34 @@ class Ledger:
     """What all ranks of a run consumed.
 
     Attributes:
-        name: for messages.
-        lanes: L.
-        global_batch: B, or None.
-        datasets: names by index; empty where they were too long to keep.
+        global_batches: those of the starts of the run, ascending.
+        datasets: names by index.
         sequence: int64[n], ascending, each number once.
         digests: uint8[n, 32].
+        groups: int64[n, 2], data-parallel groups and records per batch (0 if unknown) where it was consumed.
         spans: see the module; sorted by sequence number and place.
     """
 
     name: str
     lanes: int
-    global_batch: int | None
+    global_batches: tuple[int, ...]
     datasets: list[str]
     sequence: np.ndarray
     digests: np.ndarray
+    groups: np.ndarray
     spans: np.ndarray
 
+    @property
+    def global_batch(self) -> int | None:
+        """B, or None where it is unknown or has changed."""
+        return self.global_batches[0] if len(self.global_batches) == 1 else None
+
     def step_digests(self, global_batch: int) -> dict[int, bytes]:
-        """SHA-256 over the digests of the records of every complete step, by its number."""
+        """SHA-256 over the digests of the records of every complete step, by its number, from 1."""
         steps, first, counts = np.unique(self.sequence // global_batch, return_index=True, return_counts=True)
         whole = counts == global_batch
         return {
-            step: hashlib.sha256(self.digests[start : start + global_batch].tobytes()).digest()
+            step + 1: hashlib.sha256(self.digests[start : start + global_batch].tobytes()).digest()
             for step, start in zip(steps[whole].tolist(), first[whole].tolist(), strict=True)
         }
 
@@ -136,67 +201,126 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     """The accounts of all ranks in `folder`, put together.
 
     Raises:
-        DataError: there are none, they are damaged, or they contradict each other.
+        DataError: there are none, they are damaged, of several runs, or they contradict each other.
     """
-    path = Path(folder)
-    heads, records, spans = [], [], []
-    for file in sorted(path.glob("*.ledger")):
-        content = file.read_bytes()
-        if len(content) < _HEADER_BYTES:
+    files = _files(folder)
+    if not files:
+        raise DataError(
+            f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
+        )
+    heads = [file.head for file in files]
+    other_lanes = len({head.lanes for head in heads}) > 1
+    if other_lanes or not _linked(heads).issuperset(head.data for head in heads if head.data):
+        raise DataError(
+            f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
+            "folder of its own."
+        )
+    names = list(dict.fromkeys(name for head in heads for name in head.datasets))
+    # From the last start to the first: the round of each lane from which on a later start has consumed it.
+    until = np.full(heads[0].lanes, np.iinfo(np.int64).max)
+    records, groups, spans = [], [], []
+    of_data: dict[str | None, list[np.ndarray]] = {}
+    for file in reversed(files):
+        head = file.head
+        entries = file.records
+        of_data.setdefault(head.data, []).append(entries)
+        records.append(entries[_before(until, entries)])
+        groups.append(np.tile([head.dp_degree, head.microbatch], (len(records[-1]), 1)))
+        parts = _entries(file.path.with_suffix(".spans"), _SPAN)
+        parts = parts[_before(until, parts)]
+        if head.datasets:
+            parts["dataset"] = np.array([names.index(name) for name in head.datasets])[parts["dataset"]]
+        spans.append(parts)
+        if head.begun is not None:
+            topology = Topology(head.lanes, head.dp_degree, head.dp_group_id)
+            first = [topology.rounds_of_lane(head.begun, lane) for lane in topology.owned]
+            until[topology.owned] = np.minimum(until[topology.owned], first)
+    for same in of_data.values():
+        _check_repeats(folder, np.concatenate(same))
+    entries = np.concatenate(records)
+    sequence, places = np.unique(entries["sequence"], return_index=True)
+    return Ledger(
+        name=str(folder),
+        lanes=heads[0].lanes,
+        global_batches=tuple(sorted({head.global_batch for head in heads if head.global_batch})),
+        datasets=names,
+        sequence=sequence.astype(np.int64),
+        digests=entries["digest"][places],
+        groups=np.concatenate(groups)[places],
+        spans=np.unique(np.concatenate(spans)),
+    )
+
+
+def _files(folder: str | os.PathLike[str], topology: Topology | None = None) -> list[_File]:
+    """The ledger files in a folder in the order of their starts; with a topology, only those for lanes of its group.
+
+    Raises:
+        DataError: one of them is no ledger.
+    """
+    files = []
+    for path in sorted(Path(folder).glob("*.ledger")):
+        if topology and (match := _NAME.match(path.name)):
+            degree, group = int(match[1]), int(match[2])
+            if not group * topology.dp_degree < (topology.dp_group_id + 1) * degree or (
+                not topology.dp_group_id * degree < (group + 1) * topology.dp_degree
+            ):
+                continue
+        with open(path, "rb") as content:
+            line = content.readline()
+        if not line:
             continue  # of a process that was killed before it had consumed anything
         try:
-            heads.append(msgspec.json.decode(content[:_HEADER_BYTES], type=_Header))
+            files.append(_File(path, msgspec.json.decode(line, type=_Header), len(line)))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            raise DataError(f"{file} is no ledger of this version: its header cannot be read.") from None
-        records.append(_whole_entries(content[_HEADER_BYTES:], _RECORD))
-        other = file.with_suffix(".spans")
-        spans.append(_whole_entries(other.read_bytes() if other.exists() else b"", _SPAN))
-    if not heads:
-        raise DataError(
-            f"{path} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
-        )
-    for key in ("lanes", "global_batch", "datasets"):
-        values = sorted({str(getattr(head, key)) for head in heads})
-        if len(values) > 1:
-            raise DataError(f"{path} holds ledgers of different runs: {key} is {' and '.join(values)}.")
-    entries = np.concatenate(records)
+            raise DataError(f"{path} is no ledger of this version: its header cannot be read.") from None
+    return sorted(files, key=lambda file: file.head.time)
+
+
+def _entries(path: Path, dtype: np.dtype[Any], offset: int = 0) -> np.ndarray:
+    """The entries of a file, of which the last one may be cut short."""
+    count = (path.stat().st_size - offset) // dtype.itemsize if path.exists() else 0
+    return np.memmap(path, dtype, "r", offset, (count,)) if count else np.empty(0, dtype)
+
+
+def _before(until: np.ndarray, entries: np.ndarray) -> np.ndarray:
+    """bool[n]: entries of rounds before `until`, int64[lanes]."""
+    rounds, lane = np.divmod(entries["sequence"].astype(np.int64), len(until))
+    before: np.ndarray = rounds < until[lane]
+    return before
+
+
+def _job() -> str:
+    """What the ranks of one start have in common: the meeting point that torchrun and its like set, or the process."""
+    port = os.environ.get("MASTER_PORT")
+    return f"{os.environ.get('MASTER_ADDR')}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+
+
+def _linked(heads: Sequence[_Header]) -> set[str | None]:
+    """Digests of the data of the last start, and of those that restored states link with it."""
+    pairs = {(head.data, head.after) for head in heads if head.data}
+    linked = {heads[-1].data}
+    for _ in pairs:
+        linked.update(each for pair in pairs if linked.intersection(pair) for each in pair)
+    return linked
+
+
+def _check_repeats(folder: str | os.PathLike[str], entries: np.ndarray) -> None:
+    """Refuse records consumed twice with other content."""
     entries = entries[np.argsort(entries["sequence"], kind="stable")]
     twice = np.flatnonzero(entries["sequence"][1:] == entries["sequence"][:-1])
     unequal = (entries["digest"][twice] != entries["digest"][twice + 1]).any(axis=1)
     if unequal.any():
         number = entries["sequence"][twice[unequal][0]]
-        raise DataError(f"{path} contradicts itself: record {number} was consumed twice with different content.")
-    entries = np.delete(entries, twice)
-    return Ledger(
-        name=str(path),
-        lanes=heads[0].lanes,
-        global_batch=heads[0].global_batch,
-        datasets=heads[0].datasets,
-        sequence=entries["sequence"].astype(np.int64),
-        digests=entries["digest"],
-        spans=np.unique(np.concatenate(spans)),
-    )
-
-
-def _whole_entries(content: bytes, dtype: np.dtype[Any]) -> np.ndarray:
-    """The entries of a file whose last one may be cut short."""
-    return np.frombuffer(content, dtype=dtype, count=len(content) // dtype.itemsize)
+        raise DataError(f"{folder} contradicts itself: record {number} was consumed twice with different content.")
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where two runs part.
-
-    Attributes:
-        step: number of the step, or None where the global batch is unknown.
-        lane: the lane.
-        sequence: the record.
-        text: what differs, for people.
-    """
+    """Where two runs part; `step` counts from 1, and is None where the global batch is unknown or differs."""
 
     step: int | None
     lane: int
-    sequence: int
+    sequence: int  # of the record
     text: str
 
 
@@ -226,8 +350,8 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
     else:
         what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
-    batch, lane = a.global_batch or b.global_batch, sequence % a.lanes
-    step = sequence // batch if batch else None
+    batches, lane = {*a.global_batches, *b.global_batches}, sequence % a.lanes
+    step = sequence // batches.pop() + 1 if len(batches) == 1 else None
     where = f"lane {lane}" if step is None else f"step {step}, lane {lane}"
     return Difference(step, lane, sequence, f"{where} (record {sequence}): {what}.")
 

@@ -11,13 +11,7 @@ from zephon.columns.lane_start import LaneStart
 from zephon.engine.totals import Totals
 from zephon.run.compile import Compiled
 
-__all__ = [
-    "Account",
-    "LeftOver",
-    "Mixture",
-    "mixture_line",
-    "mixture_of",
-]
+__all__ = ["Account", "LeftOver", "Mixture", "mixture_line", "mixture_of"]
 
 
 @dataclass(frozen=True)
@@ -64,7 +58,7 @@ class Mixture:
         skipped: rows that were null, empty or only white space.
         dropped: rows that operators left out on purpose, such as a filter.
         failed: rows left out because they could not be used, see `options(on_error="skip")`.
-        window: share of the tokens of each lane's last whole window; as `achieved` before the first has ended.
+        passes: passes over the dataset since the start of the run.
     """
 
     target: float
@@ -75,7 +69,7 @@ class Mixture:
     skipped: int
     dropped: int = 0
     failed: int = 0
-    window: float = 0.0
+    passes: float = 0.0
 
 
 def mixture_of(compiled: Compiled, account: Account) -> dict[str, Mixture]:
@@ -85,19 +79,20 @@ def mixture_of(compiled: Compiled, account: Account) -> dict[str, Mixture]:
     groups = compiled.topology.dp_degree
     start = account.begun * groups * compiled.operators.pack.record_length
     shares = compiled.source.shares_between(start, start + int(given.sum()) * groups, compiled.tokens_per_step)
-    window = sum(list(totals.windows.values()), np.zeros_like(given))
     achieved = given / max(1, given.sum())
-    of_window = window / window.sum() if window.any() else achieved
     counts = (given, totals.tokens, totals.rows, totals.skipped, totals.dropped, totals.failed)
-    columns = [column.tolist() for column in (achieved, *counts, of_window)]
+    lane, place = next(iter(account.starts.items()))
+    rows = compiled.plan.curriculum.rows_before(lane, place.chunk) if place.chunk else np.zeros_like(given)
+    passes = np.array(rows) * compiled.topology.lanes / [max(1, d.catalog.rows) for d in compiled.datasets]
+    columns = [column.tolist() for column in (achieved, *counts, passes)]
     return {name: Mixture(shares[name], *values) for name, *values in zip(names, *columns, strict=True)}
 
 
-def mixture_line(mixture: Mapping[str, Mixture]) -> str:
-    """Shares of all datasets in one line, for a log."""
+def mixture_line(mixture: Mapping[str, Mixture], recent: np.ndarray) -> str:
+    """Shares of all datasets in one line, for a log; `recent` has the tokens since the last line."""
     return ", ".join(
-        f"{name} {each.achieved:.2%} of {each.target:.2%} (last window {each.window:.2%})"
-        for name, each in mixture.items()
+        f"{name} {each.achieved:.2%} of {each.target:.2%} (since the last line {share:.2%}; {each.passes:.2f} passes)"
+        for (name, each), share in zip(mixture.items(), (recent / max(1, recent.sum())).tolist(), strict=True)
     )
 
 

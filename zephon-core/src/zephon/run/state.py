@@ -80,6 +80,13 @@ class RunState:
     skipped: tuple[_Range, ...]
     earlier: tuple[Earlier, ...] = ()
 
+    @property
+    def data(self) -> str:
+        """One SHA-256 over the fingerprint and the measured ratios, of the run and of those before it."""
+        earlier = (run.tokens_per_row for run in self.earlier)
+        text = json.dumps([self.fingerprint, self.tokens_per_row, *earlier], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, with a checksum over all of them."""
         lanes = {lane: start.as_list() for lane, start in sorted(self.lanes.items())}

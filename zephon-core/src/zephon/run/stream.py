@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -23,6 +24,7 @@ __all__ = ["BatchStream"]
 _log = logging.getLogger("zephon")
 _BLOCKS_READY = 2
 _DROPPED_AT_ONCE = 4096
+_MANY_PASSES = 100
 
 
 class BatchStream:
@@ -38,6 +40,7 @@ class BatchStream:
         cursor: records of this group used before.
         skipped: ranges of rounds [first, last) to leave out.
         agreed: a cursor at which all groups have said already that there is a step to come.
+        after: digest of the data of the state that the run goes on from; by default its own.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class BatchStream:
         cursor: int,
         skipped: Sequence[tuple[int, int]] = (),
         agreed: int = -1,
+        after: str = "",
     ) -> None:
         topology, options, plan = compiled.topology, compiled.options, compiled.plan
         self.failed = False
@@ -64,8 +68,11 @@ class BatchStream:
         self._combine = options.combine_flag or bool
         self._agreed = agreed  # so that combine_flag is not called twice for a step
         self._skipped = [(first * topology.width, last * topology.width) for first, last in skipped]
-        self._log_at = topology.width  # windows
-        self._ledger = LedgerWriter(options.ledger, topology, plan.dataset_names) if options.ledger else None
+        self._logged = np.zeros_like(self._given)  # tokens by the last line of the log
+        self._repeating: set[str] = set()
+        self._ledger = (
+            LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
+        )
         self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
         self._faults = self._fault_report()
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
@@ -75,6 +82,7 @@ class BatchStream:
             self._windows.write if self._windows else None,
             self._faults.add if self._faults else None,
         )
+        self._window_logged = self._window()
         self._ahead: Ahead | None = None
         if isinstance(self._engine, Engine) and self._engine.looks_ahead:
             self._ahead = Ahead(self._engine, _BLOCKS_READY)
@@ -110,11 +118,26 @@ class BatchStream:
             raise StopIteration
         self._cursor = self._reached
         self._given += batch.tokens_by_dataset()
-        if self._engine.totals.windows_ended >= self._log_at:
-            # Once all lanes have ended another window, about.
-            self._log_at += self._topology.width
-            _log.info("mixture: %s", mixture_line(mixture_of(self._compiled, self.account())))
+        if self._window() > self._window_logged:
+            self._log_mixture()
         return batch
+
+    def _window(self) -> int:
+        """The window of the first lane that the records handed out have come to."""
+        lane: Any = next(iter(self._engine.lanes.values()))
+        return int(lane.starts[0].window)
+
+    def _log_mixture(self) -> None:
+        """Log the shares handed out, and sources passed very often."""
+        mixture = mixture_of(self._compiled, self.account())
+        _log.info("mixture: %s", mixture_line(mixture, self._given - self._logged))
+        self._window_logged, self._logged = self._window(), self._given.copy()
+        for name, each in mixture.items():
+            if each.passes >= _MANY_PASSES and name not in self._repeating:
+                self._repeating.add(name)
+                _log.warning(
+                    "%s has had %.0f passes; lower its weight, or limit it with max_repeats", name, each.passes
+                )
 
     def account(self) -> Account:
         """The place of the stream after the last batch, and its counts."""

@@ -2,10 +2,6 @@
 
 Everything a library can do wrong is turned into `BackendFailure` here: missing wheels, refusals, Rust panics (which
 are not even `Exception`s).
-
-Measured on two cores with a GPT-2-like vocabulary, columns of 1 MB, MB/s with one and two calling threads:
-fastokens 390 and 700 on the calling thread alone (380 on two threads when it also has its own pool), gigatoken 350
-and 670 with an instance per caller (340 on two threads that share one, because of a lock inside).
 """
 
 from __future__ import annotations

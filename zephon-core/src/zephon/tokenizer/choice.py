@@ -52,15 +52,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the reference says about a tokenizer, and the library to use.
-
-    Attributes:
-        reference: ready to encode and decode.
-        probes: its answers to the probe texts.
-        keeps_space: whether the second piece of a cut document keeps the space at which it was cut.
-        backend: the library, which may be the reference.
-        refusals: the reason against each library before it.
-    """
+    """What the reference says about a tokenizer, and the library to use, with the reason against each one before it."""
 
     reference: TokenizersBackend
     probes: Answers
@@ -72,14 +64,7 @@ class Choice:
 # A training job builds a pipeline to train and others to validate, with one tokenizer: the checks need not run again.
 @lru_cache(maxsize=2)
 def choose(pid: int, definition: TokenizerDefinition, names: Sequence[str]) -> Choice:
-    """The first library among `names` that is fit for a tokenizer, else the reference.
-
-    Args:
-        pid: id of this process, since the libraries do not survive a fork.
-
-    Raises:
-        TokenizerError: see `examine`.
-    """
+    """The first library that is fit, else the reference; by process, since libraries do not survive a fork."""
     tree = definition.tree()
     # The reference answers the probes while the first candidate loads, most of which is outside the GIL.
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-tokenizer") as helper:
@@ -90,11 +75,7 @@ def choose(pid: int, definition: TokenizerDefinition, names: Sequence[str]) -> C
 
 
 def examine(definition: TokenizerDefinition, tree: Tree) -> Choice:
-    """Load the reference, see that it and the file mean the same, and let it answer the probes.
-
-    Raises:
-        TokenizerError: `tokenizers` refuses the file or gives its tokens other ids, or text can become BOS or EOS.
-    """
+    """Load the reference, see that it and the file mean the same, and let it answer the probes."""
     try:
         reference = TokenizersBackend(definition)
         _check_ids(definition, tree, reference)
@@ -112,13 +93,9 @@ def examine(definition: TokenizerDefinition, tree: Tree) -> Choice:
 def first_fit(
     definition: TokenizerDefinition, tree: Tree, names: Sequence[str], checks: Callable[[], Sequence[Answers]]
 ) -> tuple[Backend | None, list[str]]:
-    """The first library among `names` that may run this tokenizer and agrees with the reference.
+    """The first library that may run this tokenizer and agrees with the reference, and the reasons against others.
 
-    Args:
-        checks: gives what to compare it on; called when a library has loaded, so the answers may still be on the way.
-
-    Returns:
-        (the backend or None, the reason against each one before it).
+    `checks` gives what to compare it on, and is called when a library has loaded: the answers may still be on the way.
     """
     refusals: list[str] = []
     for name in names:

@@ -31,8 +31,7 @@ _GOOD_PLACES = (re.compile(rb"(?<=[A-Za-z]) (?=[A-Za-z])"), re.compile(rb"(?<=[!
 def joins_at_space(encode: Callable[[str], list[int]]) -> bool:
     """Whether "word" + " word" in two pieces needs the space on the second piece to give the ids of the whole.
 
-    False for a tokenizer that puts a space in front of whatever it gets (Llama 2): there the piece must begin after
-    the space, because the tokenizer puts it back.
+    False for a tokenizer that puts a space in front of whatever it gets (Llama 2), and so would put a second one.
     """
     pairs = [("The quick brown", "fox jumps"), ("import os", "and sys"), ("eine lange", "Zeile Text"), ("a b", "c d")]
     wholes = [encode(f"{a} {b}") for a, b in pairs]
@@ -42,14 +41,7 @@ def joins_at_space(encode: Callable[[str], list[int]]) -> bool:
 
 
 def cut_documents(column: pa.Array, *, keeps_space: bool) -> tuple[pa.Array, np.ndarray]:
-    """A large_string column with its long documents cut.
-
-    Args:
-        keeps_space: whether the space at a cut stays, see `joins_at_space`.
-
-    Returns:
-        (large_string array of pieces, int64[n_docs + 1]: which piece each document begins with).
-    """
+    """A large_string column with long documents cut, and int64[n_docs + 1], the piece that each begins with."""
     pieces: list[bytes] = []
     first = [0]
     for document in column.cast(pa.large_binary()).to_pylist():

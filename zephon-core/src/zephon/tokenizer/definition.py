@@ -19,7 +19,7 @@ from msgspec import Meta
 
 from zephon.errors import TokenizerError
 from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
-from zephon.tokenizer.specials import declared_token, inferred_tokens, named_special_tokens
+from zephon.tokenizer.specials import DeclaredTokens, declared_tokens, inferred_tokens
 
 __all__ = ["AddedToken", "TokenizerDefinition", "Tree", "read_definition"]
 
@@ -92,11 +92,7 @@ class TokenizerDefinition:
         return msgspec.json.decode(self.json, type=Tree)
 
     def inner(self) -> TokenizerDefinition:
-        """The definition for a piece of text that something comes before.
-
-        It is the same one, but where the first word of a text is treated as no other (Metaspace with prepend_scheme
-        "first").
-        """
+        """The same, but for Metaspace with prepend_scheme "first", for text that something comes before."""
         texts = [self.json, self.encoder_json]
         for n, text in enumerate(texts):
             tree = msgspec.json.decode(text)
@@ -109,31 +105,25 @@ class TokenizerDefinition:
 
 
 def read_definition(files: TokenizerFiles) -> TokenizerDefinition:
-    """Check the files of a tokenizer and make its definition.
-
-    Raises:
-        TokenizerError: invalid JSON, a wrong type, no vocabulary, ids that are huge or far from dense, nesting without
-            end. One sentence that names the file.
-    """
+    """Check the files of a tokenizer and make its definition; TokenizerError in one sentence that names the file."""
     tree = read_json(files.tokenizer, files.label, TOKENIZER)
-    configs = [files.read_config(filename) for filename in files.configs]
     try:
         token_to_id = _checked(tree)
-        return _definition(files.label, tree, configs, token_to_id)
+        declared = declared_tokens(files.config)
+        _add(declared, tree, token_to_id)
+        return _definition(files.label, tree, declared, token_to_id)
+    except TokenizerError:
+        raise
     except (ValueError, RecursionError) as error:
         reason = "nested too deeply" if isinstance(error, RecursionError) else str(error).replace(" - at `$", " at `")
         raise TokenizerError(
-            f"tokenizer.json of {files.label!r} is not usable: {reason}; expected a file as written by tokenizers, "
-            "with ids below 2**24."
+            f"tokenizer.json of {files.label!r} is not usable: {reason}; expected files as save_pretrained writes "
+            "them, with ids below 2**24."
         ) from None
 
 
 def _checked(tree: Tree) -> dict[str, int]:
-    """Check a tokenizer.json, fill in its optional sections, and give every token's id, added tokens included.
-
-    Raises:
-        ValueError: what is wrong.
-    """
+    """Check a tokenizer.json, fill in its optional sections, and give every token's id, or ValueError."""
     file = msgspec.convert(tree, _File)
     model = file.model
     if model.dropout and model.dropout != 1:
@@ -160,15 +150,36 @@ def _checked(tree: Tree) -> dict[str, int]:
     return token_to_id
 
 
-def _definition(label: str, tree: Tree, configs: list[Tree], token_to_id: dict[str, int]) -> TokenizerDefinition:
-    bos, eos = (
-        declared_token(role, configs, inferred)
-        for role, inferred in zip(("bos_token", "eos_token"), inferred_tokens(tree), strict=True)
-    )
-    # A name without an id is a token that the model has never seen: as good as none.
-    bos, eos = (token if token in token_to_id else None for token in (bos, eos))
+def _add(declared: DeclaredTokens, tree: Tree, token_to_id: dict[str, int]) -> None:
+    """Add the declared tokens that the file lacks, with the ids that transformers gives them.
+
+    ValueError where that would be another id than the declared one, or none.
+    """
+    added = {token["content"]: token for token in tree["added_tokens"]}
+    next_id = max([len(tree["model"]["vocab"]), *(token["id"] + 1 for token in added.values())])
+    for number, token in declared.in_order():
+        if not (content := token.content):
+            continue
+        new_id = token_to_id.setdefault(content, next_id)
+        next_id = max(next_id, new_id + 1)
+        if number not in (None, new_id):
+            raise ValueError(f"token {content[:40]!r} is declared with id {number}, and has, or would get, {new_id}")
+        if content not in added:
+            added[content] = {"id": new_id, **msgspec.structs.asdict(token)}
+        elif number is not None and declared.replaces:
+            special = token.special or added[content]["special"]
+            added[content] |= {**msgspec.structs.asdict(token), "special": special}
+    tree["added_tokens"] = list(added.values())
+    for token in declared.overruled:
+        if not added.get(token.content, {"special": False})["special"]:
+            raise ValueError(f"special token {token.content[:40]!r} is declared in a list that another list overrules")
+
+
+def _definition(label: str, tree: Tree, declared: DeclaredTokens, token_to_id: dict[str, int]) -> TokenizerDefinition:
+    inferred = dict(zip(("bos_token", "eos_token"), inferred_tokens(tree), strict=True))
+    bos, eos = (declared.texts.get(role) if role in declared.roles else inferred[role] for role in inferred)
     bos_id, eos_id = (None if token is None else token_to_id[token] for token in (bos, eos))
-    special = {bos, eos}.union(*map(named_special_tokens, configs))
+    special = {bos, eos} | declared.special
     for token in tree["added_tokens"]:
         token["special"] = token["special"] or token["content"] in special
     for section in ("truncation", "padding", "post_processor"):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,14 +16,22 @@ import msgspec
 
 from zephon.columns.faults import reason_of
 from zephon.errors import TokenizerError
-from zephon.tokenizer.specials import ROLES, token_texts
+from zephon.tokenizer.specials import CONFIG, declared_tokens
 
-__all__ = ["TokenizerFiles", "find_tokenizer", "read_chat_settings", "read_json", "read_template_file"]
+__all__ = [
+    "TokenizerCopy", "TokenizerFiles", "TokenizerId", "find_tokenizer", "portable_tokenizer", "read_chat_settings",
+    "read_json", "read_template_file",
+]  # fmt: skip
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published ones (a million entries) are about half of this
 MAX_CONFIG_BYTES = 16 << 20
-TOKENIZER, CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-
+TOKENIZER, TEMPLATES = "tokenizer.json", "additional_chat_templates"
+_TEMPLATE = re.compile(rf"{TEMPLATES}/[^/]+\.jinja")
+_EXPECTED = (
+    "a folder with a tokenizer.json, the path of a tokenizer.json, a hub name ('name', 'organization/name' or "
+    "'organization/name@revision'), or a fast tokenizer of transformers or tokenizers.Tokenizer"
+)
+_NO_FILE = "has no tokenizer.json; pass a folder to which save_pretrained of a fast tokenizer has written one."
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?(@\w[\w./-]*)?", re.ASCII)
 
 
@@ -32,66 +42,122 @@ class TokenizerFiles:
     Attributes:
         label: its name in messages: the path of its tokenizer.json, or its hub name.
         tokenizer: bytes of tokenizer.json.
-        configs: names of the other files that say what its special tokens are.
-        find: the path of a file by its name, or None where there is none.
+        read: the bytes of another file by its name, or None where there is none.
+        templates: names of the files in the folder of additional chat templates.
+        alone: whether it is one file, without others that say what its special tokens are.
     """
 
     label: str
     tokenizer: bytes
-    configs: tuple[str, ...]
-    find: Callable[[str], Path | None]
+    read: Callable[[str], bytes | None]
+    templates: Callable[[], Iterable[str]]
+    alone: bool = False
 
-    def read(self, filename: str) -> bytes | None:
-        """The bytes of a file other than tokenizer.json, or None where there is none."""
-        path = self.find(filename)
-        return None if path is None else _read(path, MAX_CONFIG_BYTES)
-
-    def read_config(self, filename: str) -> dict[str, Any]:
+    def config(self, filename: str) -> dict[str, Any]:
         """The object in a JSON file, empty where there is no such file."""
-        data = self.read(filename) if filename in self.configs else None
+        data = None if self.alone else self.read(filename)
         return {} if data is None else read_json(data, self.label, filename)
 
 
-def find_tokenizer(tokenizer_id: str | os.PathLike[str]) -> TokenizerFiles:
-    """Find the files of `tokenizer_id`.
+@dataclass(frozen=True, repr=False)
+class TokenizerCopy:
+    """The files that a tokenizer object would save; plain data that pickles and compares."""
+
+    label: str
+    files: tuple[tuple[str, bytes], ...]
+
+    def __repr__(self) -> str:
+        return self.label
+
+
+TokenizerId = str | os.PathLike[str] | TokenizerCopy
+"""What names a tokenizer, or holds it."""
+
+
+def portable_tokenizer(tokenizer: Any) -> TokenizerId:
+    """A name as it is; the files of a tokenizer object of transformers or `tokenizers`; else TokenizerError."""
+    if isinstance(tokenizer, str | os.PathLike | TokenizerCopy):
+        return tokenizer
+    files: dict[str, bytes] = {}
+    if hasattr(tokenizer, "backend_tokenizer"):
+        with tempfile.TemporaryDirectory() as folder:
+            tokenizer.save_pretrained(folder)
+            paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+            files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+    elif callable(to_json := getattr(tokenizer, "to_str", None)):
+        files = {TOKENIZER: to_json().encode()}
+    kind = type(tokenizer).__name__
+    if TOKENIZER not in files:
+        shown = f"an object of type {kind}" if hasattr(tokenizer, "__dict__") else repr(tokenizer)
+        raise TokenizerError(f"the tokenizer is {shown}; expected {_EXPECTED}.")
+    digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:8]
+    return TokenizerCopy(f"{kind} object {digest}", tuple(files.items()))
+
+
+def find_tokenizer(tokenizer_id: TokenizerId) -> TokenizerFiles:
+    """Find the files of a tokenizer, or TokenizerError.
 
     What exists on disk is a path, whatever its name; what only looks like a path and does not exist is an error. The
     network is asked for plain names alone, like "gpt2" or "organization/name@revision".
-
-    Raises:
-        TokenizerError: nothing there, no tokenizer.json in it, unreadable, too large, or the hub does not give it.
     """
-    text = os.fspath(tokenizer_id) if isinstance(tokenizer_id, str | os.PathLike) else ""
-    path = Path(text).expanduser() if isinstance(text, str) and text.strip() and "\0" not in text else None
+    if isinstance(tokenizer_id := portable_tokenizer(tokenizer_id), TokenizerCopy):
+        files = dict(tokenizer_id.files)
+        return TokenizerFiles(tokenizer_id.label, files[TOKENIZER], files.get, lambda: files)
+    text = os.fspath(tokenizer_id)
+    path = Path(text).expanduser() if text.strip() and "\0" not in text else None
     if path is not None and path.exists():
         file = path / TOKENIZER if path.is_dir() else path
         if not file.exists():
-            raise TokenizerError(
-                f"tokenizer folder '{path}' has no tokenizer.json; save the tokenizer in that format (save_pretrained "
-                "of a fast tokenizer writes it) or pass another folder."
-            )
-        configs = (CONFIG, SPECIAL_TOKENS) if path.is_dir() else ()
-        return TokenizerFiles(str(file), _read(file, MAX_TOKENIZER_BYTES), configs, partial(_in_folder, file.parent))
-    if path is None or isinstance(tokenizer_id, os.PathLike) or text.endswith(".json") or not _HUB_NAME.fullmatch(text):
-        raise TokenizerError(
-            f"tokenizer_id is {tokenizer_id!r}, which does not exist; expected a folder with a tokenizer.json, the "
-            "path of a tokenizer.json, or a hub name: 'name', 'organization/name' or 'organization/name@revision'."
+            raise TokenizerError(f"tokenizer folder '{path}' {_NO_FILE}")
+        folder = file.parent
+        return TokenizerFiles(
+            str(file),
+            _read(file, MAX_TOKENIZER_BYTES),
+            lambda name: _read(folder / name, MAX_CONFIG_BYTES) if (folder / name).exists() else None,
+            partial(_templates_in, folder),
+            alone=not path.is_dir(),
         )
+    if path is None or isinstance(tokenizer_id, os.PathLike) or text.endswith(".json") or not _HUB_NAME.fullmatch(text):
+        raise TokenizerError(f"tokenizer_id is {tokenizer_id!r}, which does not exist; expected {_EXPECTED}.")
     repo, _, revision = text.partition("@")
     downloaded = _from_hub(repo, revision or None, TOKENIZER)
     if downloaded is None:
-        raise TokenizerError(
-            f"hub model {text!r} has no tokenizer.json; choose one that has, or save the tokenizer in that format and "
-            "pass the folder."
-        )
+        raise TokenizerError(f"hub model {text!r} {_NO_FILE}")
     # All files from one commit: its hash is the name of the snapshot folder.
-    commit = downloaded.parent.name
-    return TokenizerFiles(text, _read(downloaded, MAX_TOKENIZER_BYTES), (CONFIG,), partial(_from_hub, repo, commit))
+    snapshot = downloaded.parent
+
+    def read(filename: str) -> bytes | None:
+        file = _from_hub(repo, snapshot.name, filename)
+        return None if file is None else _read(file, MAX_CONFIG_BYTES)
+
+    return TokenizerFiles(
+        text, _read(downloaded, MAX_TOKENIZER_BYTES), read, partial(_templates_on_hub, repo, snapshot)
+    )
 
 
-def _in_folder(folder: Path, filename: str) -> Path | None:
-    path = folder / filename
-    return path if path.exists() else None
+def _templates_in(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.glob(f"{TEMPLATES}/*.jinja"))
+
+
+def _templates_on_hub(repo: str, snapshot: Path) -> list[str]:
+    from huggingface_hub import HfApi, constants
+    from huggingface_hub.errors import EntryNotFoundError
+
+    if constants.HF_HUB_OFFLINE:
+        return _templates_in(snapshot)
+    try:
+        return [entry.path for entry in HfApi().list_repo_tree(repo, TEMPLATES, revision=snapshot.name)]
+    except EntryNotFoundError:
+        return []
+    except Exception as error:
+        raise _unreachable(f"list {TEMPLATES}", repo, error) from None
+
+
+def _unreachable(action: str, repo: str, error: Exception) -> TokenizerError:
+    return TokenizerError(
+        f"cannot {action} of hub model {repo!r} ({reason_of(error)}); check the name, the network and HF_TOKEN, or "
+        "pass the path of a local folder."
+    )
 
 
 def _from_hub(repo: str, revision: str | None, filename: str) -> Path | None:
@@ -109,10 +175,7 @@ def _from_hub(repo: str, revision: str | None, filename: str) -> Path | None:
         on_purpose = constants.HF_HUB_OFFLINE and filename != TOKENIZER
         if isinstance(error, EntryNotFoundError) and (on_purpose or not isinstance(error, LocalEntryNotFoundError)):
             return None
-        raise TokenizerError(
-            f"cannot fetch {filename} of hub model {repo!r} ({reason_of(error)}); check the name, the network and "
-            "HF_TOKEN, or pass the path of a local folder."
-        ) from None
+        raise _unreachable(f"fetch {filename}", repo, error) from None
 
 
 def _read(path: Path, limit: int) -> bytes:
@@ -129,11 +192,7 @@ def _read(path: Path, limit: int) -> bytes:
 
 
 def read_json(data: bytes, label: str, filename: str) -> dict[str, Any]:
-    """The object in a JSON file.
-
-    Raises:
-        TokenizerError: it is no valid JSON, is nested too deeply or holds something else.
-    """
+    """The object in a JSON file, or TokenizerError."""
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (ValueError, RecursionError) as error:
@@ -142,35 +201,36 @@ def read_json(data: bytes, label: str, filename: str) -> dict[str, Any]:
         ) from None
 
 
-def read_chat_settings(tokenizer_id: str | os.PathLike[str]) -> tuple[dict[str, str], dict[str, str]]:
+def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[str, str]]:
     """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by role.
+
+    As in transformers, templates in files of their own take the place of all that tokenizer_config.json has.
 
     Raises:
         TokenizerError: the files cannot be read, or are damaged.
     """
     files = find_tokenizer(tokenizer_id)
-    config = files.read_config(CONFIG)
-    roles = {**files.read_config(SPECIAL_TOKENS), **config}
-    tokens = {role: text for role in ROLES for text in token_texts(roles.get(role))}
-    declared = config.get("chat_template")
-    entries = declared if isinstance(declared, list) else [{"name": "default", "template": declared}]
-    templates = {
-        entry["name"]: entry["template"]
-        for entry in entries
-        if isinstance(entry, dict) and isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str)
-    }
-    own_file = files.read("chat_template.jinja")
-    if own_file is not None:
-        templates["default"] = _text(own_file, f"chat_template.jinja of {files.label!r}")
-    return templates, tokens
+    tokens = declared_tokens(files.config).texts
+    paths = [name for name in files.templates() if _TEMPLATE.fullmatch(name)]
+    found = {"default": files.read("chat_template.jinja")} | {Path(name).stem: files.read(name) for name in paths}
+    own = {name: _text(data, f"a chat template of {files.label!r}") for name, data in found.items() if data is not None}
+    if own:
+        return own, tokens
+    declared = files.config(CONFIG).get("chat_template")
+    try:
+        if isinstance(declared, list):
+            declared = {entry["name"]: entry["template"] for entry in declared}
+        named = {"default": declared} if isinstance(declared, str) else declared or {}
+        return msgspec.convert(named, dict[str, str]), tokens
+    except (KeyError, TypeError, msgspec.ValidationError):
+        raise TokenizerError(
+            f"chat_template in {CONFIG} of {files.label!r} is {declared!r:.80}; expected a template, or a list of "
+            "objects with name and template."
+        ) from None
 
 
 def read_template_file(path: str | os.PathLike[str]) -> str:
-    """The chat template in a file.
-
-    Raises:
-        TokenizerError: it cannot be read or is not UTF-8.
-    """
+    """The chat template in a file."""
     return _text(_read(Path(path), MAX_CONFIG_BYTES), f"chat template '{os.fspath(path)}'")
 
 

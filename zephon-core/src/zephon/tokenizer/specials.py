@@ -1,23 +1,27 @@
 # ruff: noqa: RUF001 (these are the characters that DeepSeek uses)
-"""Which tokens begin and end a document, and which of them a policy adds.
+"""Which tokens are special, which of them begin and end a document, and which of those a policy adds.
 
 Text never produces these ids (see `definition`); the loader puts them between documents by number.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import product
 from typing import Any
+
+import msgspec
 
 from zephon.config.keys import quote
 from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
 
-__all__ = [
-    "ROLES", "declared_token", "inferred_tokens", "named_special_tokens", "resolve_special_tokens", "token_texts",
-]  # fmt: skip
+__all__ = ["CONFIG", "Declared", "DeclaredTokens", "declared_tokens", "inferred_tokens", "resolve_special_tokens"]
 
-ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+CONFIG = "tokenizer_config.json"
+_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_LISTS = ("extra_special_tokens", "additional_special_tokens")
 
 # For a tokenizer.json that comes without any other file. The first one present wins.
 WELL_KNOWN_BOS = (
@@ -29,17 +33,9 @@ WELL_KNOWN_EOS = (
 
 
 def resolve_special_tokens(policy: SpecialTokens, bos: int | None, eos: int | None) -> tuple[int | None, int | None]:
-    """The ids to put before and after every document.
+    """The ids to put before and after every document by a policy, given the tokenizer's own, or None.
 
-    Args:
-        policy: "auto" (EOS, and BOS where the tokenizer has one that is not its EOS), "bos_eos", "bos", "eos", "none".
-        bos, eos: ids that the tokenizer declares.
-
-    Returns:
-        (BOS id or None, EOS id or None).
-
-    Raises:
-        TokenizerError: the policy needs a token that the tokenizer does not declare.
+    "auto" is EOS, and BOS where it is another token. TokenizerError where a token is missing that the policy needs.
     """
     adds_bos, adds_eos = "bos" in policy, "eos" in policy or policy == "auto"
     for added, token_id, kind in ((adds_bos, bos, "BOS"), (adds_eos, eos, "EOS")):
@@ -51,32 +47,6 @@ def resolve_special_tokens(policy: SpecialTokens, bos: int | None, eos: int | No
     if policy == "auto" and bos != eos:
         adds_bos = True
     return bos if adds_bos else None, eos if adds_eos else None
-
-
-def token_texts(entry: Any) -> Iterator[str]:
-    """The text of a token in a config file, which is a string or an object; nothing for other values."""
-    content = entry.get("content") if isinstance(entry, Mapping) else entry
-    if isinstance(content, str) and content:
-        yield content
-
-
-def named_special_tokens(config: Mapping[str, Any]) -> Iterator[str]:
-    """Every token that a tokenizer_config.json or special_tokens_map.json gives a role or marks as special."""
-    entries = [config.get(role) for role in ROLES]
-    for key in ("additional_special_tokens", "extra_special_tokens", "added_tokens_decoder"):
-        more = config.get(key)
-        more = list(more.values()) if isinstance(more, Mapping) else more if isinstance(more, list) else []
-        if key == "added_tokens_decoder":
-            more = [entry for entry in more if isinstance(entry, Mapping) and entry.get("special") is True]
-        entries += more
-    for entry in entries:
-        yield from token_texts(entry)
-
-
-def declared_token(role: str, configs: Iterable[Mapping[str, Any]], inferred: str | None) -> str | None:
-    """What the first file that has `role` ("bos_token" or "eos_token") says, which may be None; else `inferred`."""
-    entry = next((config[role] for config in configs if role in config), inferred)
-    return next(token_texts(entry), None)
 
 
 def inferred_tokens(tree: Mapping[str, Any]) -> tuple[str | None, str | None]:
@@ -106,3 +76,90 @@ def _special_piece(piece: Any) -> str | None:
         case {"SpecialToken": {"id": str(token)}}:
             return token
     return None
+
+
+class Declared(msgspec.Struct):
+    """A token as a file describes it."""
+
+    content: str
+    single_word: bool = False
+    lstrip: bool = False
+    rstrip: bool = False
+    normalized: bool = False
+    special: bool = True
+
+
+@dataclass(frozen=True)
+class DeclaredTokens:
+    """What the files beside a tokenizer.json say of its tokens.
+
+    Attributes:
+        roles: by name ("bos_token", "image_token"), None where a file says that there is none.
+        extra: special tokens without a name.
+        numbered: by id, tokens with an id of their own.
+        replaces: whether `numbered` holds for tokens of tokenizer.json, too.
+        overruled: special tokens of a list that does not count beside another one.
+    """
+
+    roles: dict[str, Declared | None]
+    extra: list[Declared]
+    numbered: dict[int, Declared]
+    replaces: bool
+    overruled: list[Declared]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """The texts of tokens by name, as chat templates get them."""
+        return {name: token.content for name, token in self.roles.items() if token}
+
+    @property
+    def special(self) -> set[str]:
+        """Every token with a role, or marked special."""
+        tokens = [*self.extra, *(token for token in self.numbered.values() if token.special)]
+        return {*self.texts.values(), *(token.content for token in tokens)}
+
+    def in_order(self) -> list[tuple[int | None, Declared]]:
+        """Ids, where there are some, and tokens, in the order in which transformers adds them."""
+        numbered = [(number, self.numbered[number]) for number in sorted(self.numbered)]
+        return [*numbered, *((None, token) for token in (*self.roles.values(), *self.extra) if token)]
+
+
+def declared_tokens(read: Callable[[str], Mapping[str, Any]]) -> DeclaredTokens:
+    """The tokens that a tokenizer's files declare; `read` gives what a file holds. ValueError for no token."""
+    config = read(CONFIG)
+    replaces = "added_tokens_decoder" in config  # of version 4.34 or later, and no other file counts
+    more, legacy = ({}, {}) if replaces else (read("special_tokens_map.json"), read("added_tokens.json"))
+    values = {**config, **more}
+    roles = {name: values[name] for name in _ROLES if name in values}
+    roles |= {name: each for name, each in values.items() if name.endswith("_token") and isinstance(each, str | dict)}
+    lists: list[list[Declared]] = []
+    for file, key in product((config, more), _LISTS):
+        if isinstance(entries := file.get(key), Mapping):
+            roles |= entries
+        elif entries is not None:
+            lists.append(_tokens(key, entries, list[str | Declared]))
+    extra, *others = lists or [[]]
+    declared = DeclaredTokens(
+        roles={name: _tokens(name, [entry], list[str | Declared | None])[0] for name, entry in roles.items()},
+        extra=extra,
+        numbered=_tokens("added_tokens_decoder", config.get("added_tokens_decoder") or {}, dict[int, Declared]),
+        replaces=replaces,
+        overruled=[token for tokens in others for token in tokens if token not in extra],
+    )
+    # As there, not by "additional_special_tokens" of the map.
+    special = {declared.texts.get(role) for role in _ROLES}
+    special |= {token.content for token in extra if len(lists) > 1 or "additional_special_tokens" not in more}
+    for text, number in _tokens("added_tokens.json", legacy, dict[str, int]).items():
+        declared.numbered[number] = Declared(text, normalized=text not in special, special=text in special)
+    return declared
+
+
+def _tokens(name: str, entries: Any, kind: Any) -> Any:
+    """Entries of a file, with objects for texts that are tokens."""
+    try:
+        values = msgspec.convert(entries, kind, strict=False)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"{name} is {entries!r:.80}; expected tokens ({error})") from None
+    if isinstance(values, list):
+        return [Declared(each) if isinstance(each, str) and each else each or None for each in values]
+    return values

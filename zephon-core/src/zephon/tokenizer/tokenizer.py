@@ -21,7 +21,7 @@ from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded
 from zephon.tokenizer.choice import FAST, Answers, Choice, choose, examine, first_fit
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
 from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
-from zephon.tokenizer.load import find_tokenizer
+from zephon.tokenizer.load import TokenizerId, find_tokenizer
 
 __all__ = ["Tokenizer", "load_tokenizer"]
 
@@ -32,11 +32,12 @@ _log = logging.getLogger("zephon.tokenizer")
 _loading: dict[int, threading.Lock] = {}
 
 
-def load_tokenizer(tokenizer_id: str | os.PathLike[str], *, backend: str = "auto") -> Tokenizer:
+def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Tokenizer:
     """Load a tokenizer and choose the library that runs it.
 
     Args:
-        tokenizer_id: a folder with a tokenizer.json, the path of one, or a hub name ("gpt2", "org/name@revision").
+        tokenizer_id: a folder with a tokenizer.json, the path of one, a hub name ("gpt2", "org/name@revision"), or a
+            fast tokenizer of transformers or a `tokenizers.Tokenizer`, of which a copy is taken.
         backend: "auto" takes the first of fastokens, gigatoken and tokenizers that is trusted with this kind of
             tokenizer and gives the ids of `tokenizers` on some 2,000 probe texts, and logs which; a name insists.
 
@@ -95,17 +96,13 @@ class Tokenizer:
         self._use(choice.backend)
 
     def encode(self, column: pa.Array) -> Encoded:
-        """Token ids of every document of a column.
+        """Token ids of every document of a column of text without nulls.
 
-        No special tokens are added, and text that spells one stays text. The ids are those of `tokenizers`, except
-        that a document of more than 4 MiB is cut first (see `cutting`).
-
-        Args:
-            column: string or large_string array, without nulls.
+        No special tokens are added, and text that spells one stays text. The ids are those of `tokenizers`, except that
+        a document of more than 4 MiB is cut first (see `cutting`).
 
         Returns:
-            (values uint32[n_tokens], offsets int64[n_docs + 1]): document i is values[offsets[i]:offsets[i + 1]]. The
-            arrays may be views of the library's own memory and not writable.
+            (values uint32[n_tokens], offsets int64[n_docs + 1]), which may be views of the library's own memory.
 
         Raises:
             TokenizerError: another type, nulls, invalid UTF-8, or the backend insisted on breaks.
@@ -118,11 +115,7 @@ class Tokenizer:
         return values, offsets[first_piece]
 
     def decode(self, ids: Iterable[int] | np.ndarray) -> str:
-        """The text of token ids, special tokens spelled out.
-
-        Raises:
-            TokenizerError: an id that is negative or not of this tokenizer.
-        """
+        """The text of token ids, special tokens spelled out, or TokenizerError for what are none of this tokenizer."""
         array = np.asarray(ids if isinstance(ids, np.ndarray | Sequence) else list(ids))
         whole = array.ndim == 1 and array.dtype.kind in "iu"
         if array.size and not (whole and 0 <= int(array.min()) <= int(array.max()) < self.vocab_size):
@@ -168,24 +161,16 @@ class Tokenizer:
         return Tokenizer(definition, choose(os.getpid(), definition, FAST), insisted=False)
 
     def token_spans(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Ids of a text as `encode` gives them, and the characters (first, end) of each; slow.
-
-        Raises:
-            TokenizerError: the reference library breaks.
-        """
+        """Ids of a text as `encode` gives them, and the characters (first, end) of each; slow."""
         try:
             return self._reference.token_spans(text)
         except BackendFailure as failure:
             raise TokenizerError(f"a text of {len(text)} characters cannot be tokenized ({failure}).") from None
 
     def selfcheck(self, texts: Sequence[str]) -> None:
-        """Compare the backend with `tokenizers` on a sample of the documents that it is going to encode.
+        """Compare the backend with `tokenizers` on the first SAMPLE_BYTES of documents, before the first encode.
 
-        On a difference the next fit backend takes over, and the log says so. Only about the first SAMPLE_BYTES of the
-        texts are used. Call it before the first encode, not during it.
-
-        Raises:
-            TokenizerError: they differ and the backend was insisted on.
+        On a difference the next fit backend takes over, and the log says so; TokenizerError if it was insisted on.
         """
         sample = [] if self.backend == "tokenizers" else _sample(texts)
         if not sample:
