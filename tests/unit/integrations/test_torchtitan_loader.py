@@ -341,9 +341,12 @@ class TestState:
     def test_of_other_data_is_refused_and_accepted_on_purpose(self, recipe, tokenizer):
         keys, _ = self.saved(recipe, tokenizer, 1, 8)
         loader = Trainer(config(recipe, seed=6), tokenizer).dataloader
-        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*--dataloader.allow_changes"):
+        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*seed cannot be accepted"):
             loader.load_state_dict(keys)
-        loader = Trainer(config(recipe, seed=6, allow_changes=["seed", "shuffle"]), tokenizer).dataloader
+        loader = Trainer(config(recipe, shuffle_buffer_size=24), tokenizer).dataloader
+        with pytest.raises(CheckpointError, match=r"shuffle: was .*[\s\S]*pass --dataloader.allow_changes shuffle"):
+            loader.load_state_dict(keys)
+        loader = Trainer(config(recipe, shuffle_buffer_size=24, allow_changes=["shuffle"]), tokenizer).dataloader
         loader.load_state_dict(keys)
         take(loader, 1)
 
@@ -441,6 +444,15 @@ class TestState:
         assert look_ahead(view, 8) is None  # the model alone
         checkpoint.initial_load_model_only = False
         assert look_ahead(view, 8).absent
+
+    def test_says_how_many_lanes_a_run_has_that_goes_on(self, recipe, tokenizer, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        first = Trainer(config(recipe, canonical_replicas=4), tokenizer).dataloader
+        dcp.save({"dataloader": first.state_dict()}, checkpoint_id=tmp_path / "checkpoint" / "step-2", no_dist=True)
+        checkpoint = SimpleNamespace(enable=True, folder="checkpoint", load_step=-1, exclude_from_loading=[])
+        second = Trainer(config(recipe), tokenizer, checkpoint=checkpoint, dump_folder=str(tmp_path)).dataloader
+        assert sum(key.startswith("lane_") for key in second.state_dict()) == 4
 
 
 class TestSkippedSteps:
