@@ -82,6 +82,10 @@ def test_chunks_follow_each_other_without_gap_or_overlap_and_do_not_depend_on_hi
         assert counts == [b - a for a, b in zip(before, after, strict=True)]
         again = curriculum(**run).chunk(lane, index)
         assert again.row.tolist() == chunk.row.tolist() and again.dataset.tolist() == chunk.dataset.tolist()
+        most = data.draw(st.integers(1, 250))
+        head = made.chunk(lane, index, most)
+        assert head.row.tolist() == chunk.row[:most].tolist()
+        assert head.dataset.tolist() == chunk.dataset[:most].tolist()
 
 
 @given(runs())

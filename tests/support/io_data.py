@@ -41,9 +41,9 @@ def write_shard(path: Path, texts: Sequence[str | None], group_rows: int = 3) ->
 
 
 def open_path(path: Path, columns: Sequence[str] = ("text",), *, cache_bytes: int = 1 << 20, **options) -> OpenDataset:
-    index_dir = options.pop("index_dir", None)
+    index_dir, skips = options.pop("index_dir", None), options.pop("skips", False)
     dataset = Dataset.from_path("corpus", path, **options)
-    return dataset.open(columns, size_column="text", cache=DecodeCache(cache_bytes), index_dir=index_dir)
+    return dataset.open(columns, size_column="text", cache=DecodeCache(cache_bytes), index_dir=index_dir, skips=skips)
 
 
 def opened(path: Path, columns="text", size_column=None, *, fmt=None, is_text=True, **options) -> OpenDataset:

@@ -168,15 +168,19 @@ def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-conf
     return recipe.replace(seed=int(seed))
 
 
-def train_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank: int) -> Topology:
+def train_topology(
+    recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank: int, saved: int | None = None
+) -> Topology:
     """The lanes of the training data and of this rank; `global_batch` is None if the batch size changes.
 
-    Lanes never depend on the number of ranks: "auto" takes them from the global batch of the command line.
+    "auto" takes lanes from the run that is resumed (`saved`), in a new run from the global batch of the command line.
 
     Raises:
         TopologyError: lanes, ranks and a global batch of the run do not divide.
     """
     replicas = recipe.canonical_replicas if args.zephon_canonical_replicas is None else args.zephon_canonical_replicas
+    if replicas == "auto" and saved is not None:
+        replicas = saved
     sizes, running = _batch_sizes(args, dp_size)
     if (
         replicas == "auto"

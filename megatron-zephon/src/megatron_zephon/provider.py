@@ -25,10 +25,10 @@ from megatron_zephon.checks import (
     train_topology,
 )
 from megatron_zephon.loaders import EvalLoader, TrainLoader
-from megatron_zephon.resume import describe, go_to_place
+from megatron_zephon.resume import describe, go_to_place, saved_lanes
 from megatron_zephon.training import predicts_more
 from zephon import DataRecipe, Pipeline, PipelineError
-from zephon.loader import Tokenizer, Topology, any_rank, check_same_data, on_all_ranks, one_pass
+from zephon.loader import Tokenizer, Topology, any_rank, check_same_data, on_all_ranks, on_first_rank, one_pass
 
 __all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
 
@@ -69,7 +69,9 @@ def zephon_train_valid_test_datasets_provider(
             "Megatron's arguments have no Zephon options; parse them with megatron_zephon.pretrain_gpt_zephon.parse()."
         )
     rank = _this_rank(args, vp_stage)
-    recipe, topology, tokenizer = on_all_ranks(lambda: _checked(args, rank))
+    args.zephon_data_folder = args.dataloader_save
+    saved = on_first_rank(lambda: saved_lanes(args))
+    recipe, topology, tokenizer = on_all_ranks(lambda: _checked(args, rank, saved))
     form = BatchForm.of(args, tokenizer.eos_id)
     train = on_all_ranks(lambda: _train_pipeline(args, recipe, topology) if rank.trains else None)
     check_same_data([] if train is None else [train.fingerprint()])
@@ -105,16 +107,15 @@ def _this_rank(args: Namespace, vp_stage: int | None) -> _Rank:
     return _Rank(mpu.get_data_parallel_world_size(), mpu.get_data_parallel_rank(), trains, evaluates, trains and saves)
 
 
-def _checked(args: Namespace, rank: _Rank) -> tuple[DataRecipe, Topology, Tokenizer]:
+def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecipe, Topology, Tokenizer]:
     """Every check that does not open the data."""
     check_options(args)
     recipe = read_recipe(args.zephon_data_config, args)
-    topology = train_topology(recipe, args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
+    topology = train_topology(recipe, args, dp_size=rank.dp_size, dp_rank=rank.dp_rank, saved=saved)
     for path in (*(args.zephon_valid_data_config or ()), args.zephon_test_data_config):
         if path:
             eval_topology(_eval_recipe(path, args), args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
     tokenizer = check_special_tokens(args, get_tokenizer())
-    args.zephon_data_folder = args.dataloader_save
     for option in ("dataloader_save", "zephon_ledger", "zephon_flush_index"):
         if folder := getattr(args, option):
             _check_writable(f"--{option.replace('_', '-')}", folder)

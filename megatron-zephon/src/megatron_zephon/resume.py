@@ -14,11 +14,11 @@ from megatron.training.checkpointing import get_loaded_iteration
 from megatron_zephon.checks import allowed_changes
 from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
 from megatron_zephon.options import STATE_FOLDER
-from megatron_zephon.states import FORMAT, find_state, prune_states
+from megatron_zephon.states import FORMAT, find_state, first_state, prune_states
 from zephon import Pipeline
 from zephon.loader import FINGERPRINT_NAMES, RunState, check_allowed, on_all_ranks, on_first_rank
 
-__all__ = ["describe", "go_to_place"]
+__all__ = ["describe", "go_to_place", "saved_lanes"]
 
 _log = logging.getLogger("zephon")
 
@@ -56,13 +56,27 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     return f"{why}; the data go on by the number of consumed samples, {consumed}."
 
 
-def _find(args: Namespace, pipeline: Pipeline | None) -> list[RunState]:
-    assert pipeline is not None  # global rank 0 trains
+def saved_lanes(args: Namespace) -> int | None:
+    """Lanes of the run that is resumed, as its states or its history say; None if unknown."""
+    folders = _folders(args) if args.consumed_train_samples else []
+    run = first_state(folders, iteration=_iteration(args))
+    if run is not None:
+        return run.lanes_total
+    history = [entry for entry in read_history(folders) if entry.consumed <= args.consumed_train_samples]
+    return history[-1].fingerprint.get("canonical_replicas") if history else None
+
+
+def _iteration(args: Namespace) -> int:
     # --override-ckpt-iteration gives a model another number than that of the iteration it was saved at.
     loaded = get_loaded_iteration() if getattr(args, "override_ckpt_iteration", None) is not None else None
+    return int(args.iteration if loaded is None else loaded)
+
+
+def _find(args: Namespace, pipeline: Pipeline | None) -> list[RunState]:
+    assert pipeline is not None  # global rank 0 trains
     return find_state(
         _folders(args),
-        iteration=args.iteration if loaded is None else loaded,
+        iteration=_iteration(args),
         consumed=args.consumed_train_samples,
         fingerprint={name: value for name, value in pipeline.fingerprint().items() if name != "tokens_per_row"},
     )

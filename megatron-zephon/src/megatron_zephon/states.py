@@ -10,6 +10,7 @@ with each other, the iteration and their checksums.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Mapping
@@ -22,7 +23,7 @@ import torch
 from zephon import CheckpointError
 from zephon.loader import RunState
 
-__all__ = ["FORMAT", "find_state", "iteration_folder", "prune_states"]
+__all__ = ["FORMAT", "find_state", "first_state", "iteration_folder", "prune_states"]
 
 FORMAT = 1
 """Layout of `TrainLoader.save_state()`."""
@@ -142,6 +143,16 @@ def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprin
         f"({'; '.join(reasons) or 'its files are of other iterations'}). Load another iteration (--ckpt-step), or "
         "resume by the number of consumed samples with --zephon-seek."
     )
+
+
+def first_state(folders: list[Path], *, iteration: int) -> RunState | None:
+    """The first state of an iteration that can be read, which may be incomplete; None without one."""
+    for path in itertools.chain.from_iterable(_files(iteration_folder(folder, iteration)) for folder in folders):
+        try:
+            return _read(path).run
+        except CheckpointError:
+            continue  # reported where all states are read
+    return None
 
 
 def _files(folder: Path) -> list[Path]:

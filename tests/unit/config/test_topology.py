@@ -1,23 +1,61 @@
 """Lanes, groups and steps: the arithmetic and what it says when it does not come out even."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon import TopologyError
-from zephon.config.topology import Topology, divisors, resolve_lanes
+from zephon.config.topology import Topology, divisors, resolve_feeds, resolve_lanes
 
 
 @pytest.mark.parametrize(
-    ("global_batch", "lanes"), [(1, 1), (64, 64), (256, 256), (257, 1), (512, 256), (1000, 250), (1024, 256), (4093, 1)]
+    ("global_batch", "groups", "lanes"),
+    [
+        (1, 1, 1),
+        (64, 8, 64),
+        (256, 16, 256),
+        (768, 24, 192),
+        (1536, 48, 192),
+        (1536, 96, 192),
+        (2304, 24, 144),
+        (1000, 8, 200),
+        (1024, 8, 256),
+        (3840, 1, 240),
+        # Numbers of groups that do not divide the best number of lanes.
+        (4096, 512, 512),
+        (514, 257, 257),
+        (768, 256, 256),
+        (4093, 1, 1),
+    ],
 )
-def test_auto_lanes_are_the_largest_divisor_of_the_global_batch_up_to_256(global_batch, lanes):
-    assert resolve_lanes("auto", global_batch=global_batch, dp_degree=1) == lanes
+def test_auto_lanes_are_a_divisor_of_the_global_batch_that_many_numbers_of_groups_divide(global_batch, groups, lanes):
+    assert resolve_lanes("auto", global_batch=global_batch, dp_degree=groups) == lanes
+    Topology(lanes, groups, 0, global_batch)
 
 
-def test_auto_lanes_never_depend_on_the_number_of_groups():
-    assert resolve_lanes("auto", global_batch=96, dp_degree=1) == resolve_lanes("auto", global_batch=96, dp_degree=8)
+@pytest.mark.parametrize(
+    ("feeds", "gib", "expected"), [("auto", None, 12), ("auto", 0, 1), ("auto", 5.5, 4), ("auto", 99, 12), (6, 0, 6)]
+)
+def test_a_run_that_ends_has_a_feed_for_each_gib_and_any_other_one_for_each_lane(feeds, gib, expected):
+    nbytes = None if gib is None else int(gib * (1 << 30))
+    assert resolve_feeds(feeds, lanes=12, nbytes=nbytes) == expected
+    with pytest.raises(TopologyError, match="12 lanes do not divide among 5 feeds; with canonical_replicas 12, feeds"):
+        resolve_feeds(5, lanes=12, nbytes=nbytes)
+
+
+@given(st.integers(1, 5000), st.data())
+def test_auto_lanes_start_wherever_groups_divide_the_global_batch_and_are_alike_where_they_can_be(batch, data):
+    usual = resolve_lanes("auto", global_batch=batch, dp_degree=1)
+    groups = data.draw(st.sampled_from(divisors(batch)))
+    lanes = resolve_lanes("auto", global_batch=batch, dp_degree=groups)
+    Topology(lanes, groups, 0, batch)
+    assert lanes == usual or usual % groups
+
+
+def test_auto_lanes_are_never_guessed_from_the_number_of_groups():
     assert resolve_lanes("auto", global_batch=None, dp_degree=1) == 1
     with pytest.raises(TopologyError, match=r"dp_degree is 8.*set canonical_replicas .* for example 64"):
         resolve_lanes("auto", global_batch=None, dp_degree=8)
@@ -55,12 +93,14 @@ def test_groups_together_number_every_record_once(lanes, rounds, data):
     numbers = []
     for group in range(groups):
         topology = Topology(lanes, groups, group)
+        shared = replace(topology, lanes_per_feed=data.draw(st.sampled_from(divisors(lanes))))
+        assert {lane // shared.lanes_per_feed for lane in topology.owned} == set(shared.owned_feeds)
         mine = topology.sequence_numbers(0, rounds * topology.width)
         assert set((mine % lanes).tolist()) == set(topology.owned)
         cut = data.draw(st.integers(0, len(mine)))
         assert np.array_equal(topology.sequence_numbers(cut, len(mine) - cut), mine[cut:])
         for lane in topology.owned:
-            assert topology.rounds_of_lane(cut, lane) == (mine[:cut] % lanes == lane).sum()
+            assert topology.records_of_feed(cut, lane) == (mine[:cut] % lanes == lane).sum()
         numbers += mine.tolist()
     assert sorted(numbers) == list(range(rounds * lanes))
 

@@ -218,7 +218,7 @@ def test_the_split_of_a_dataset_is_found_by_its_files(hub: Hub, shard, other):
     assert texts("hf://org/name/train") == ROWS * 2
     assert texts("hf://org/name/test") == ["other"]
     assert texts("hf://datasets/org/name/data/train-*.parquet") == ROWS * 2
-    with pytest.raises(DataError, match="no file of dataset 'org/name' belongs to a split 'dev'"):
+    with pytest.raises(DataError, match=r"no split 'dev'; its files make the splits \['test', 'train'\]"):
         texts("hf://org/name/dev")
 
 

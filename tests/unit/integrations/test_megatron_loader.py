@@ -33,6 +33,7 @@ from megatron_zephon.checks import check_options, check_special_tokens, eval_top
 from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
 from megatron_zephon.loaders import EvalLoader, TrainLoader
 from megatron_zephon.options import _OPTIONS, add_options, defaults_for
+from megatron_zephon.resume import saved_lanes
 from megatron_zephon.states import FORMAT, find_state, prune_states
 
 pytestmark = pytest.mark.frameworks
@@ -76,6 +77,8 @@ def args_of(*line, **changes):
         "consumed_train_samples": 0,
         "virtual_pipeline_model_parallel_size": None,
         "padded_vocab_size": None,
+        "iteration": 0,
+        "zephon_data_folder": args.dataloader_save,
     }
     for key, value in defaults.items():
         if getattr(args, key, None) is None:
@@ -432,6 +435,20 @@ class TestStates:
             self.save(folder, recipe, tiny_tokenizer, ranks, name=name)
             states = self.find(recipe, tiny_tokenizer, tmp_path / "none", folder)
             assert len(states) == ranks and self.lanes(states) == list(range(BATCH))
+
+    def test_or_the_history_say_how_many_lanes_a_run_has_that_goes_on(self, recipe, tiny_tokenizer, tmp_path):
+        load = str(tmp_path)
+        fresh = args_of("--load", load, zephon_data_folder=load)
+        resumed = args_of("--load", load, consumed_train_samples=16, iteration=2, zephon_data_folder=load)
+        assert saved_lanes(resumed) is None
+        write_history(
+            tmp_path, [Entry(0, {"canonical_replicas": 4}, False), Entry(99, {"canonical_replicas": 6}, False)]
+        )
+        assert saved_lanes(resumed) == 4 and saved_lanes(fresh) is None
+        self.save(tmp_path, recipe, tiny_tokenizer, 1)
+        assert saved_lanes(resumed) == BATCH
+        topology = train_topology(DataRecipe.from_toml(recipe), resumed, dp_size=1, dp_rank=0, saved=4)
+        assert (topology.lanes, topology.global_batch) == (4, BATCH)
 
     def test_of_other_moments_runs_and_ranks_are_passed_over(self, recipe, tiny_tokenizer, tmp_path):
         # Four ranks, then two that overwrote two of their files at another place, with other data.

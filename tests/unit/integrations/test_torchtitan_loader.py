@@ -442,6 +442,15 @@ class TestState:
         checkpoint.initial_load_model_only = False
         assert look_ahead(view, 8).absent
 
+    def test_says_how_many_lanes_a_run_has_that_goes_on(self, recipe, tokenizer, tmp_path):
+        import torch.distributed.checkpoint as dcp
+
+        first = Trainer(config(recipe, canonical_replicas=4), tokenizer).dataloader
+        dcp.save({"dataloader": first.state_dict()}, checkpoint_id=tmp_path / "checkpoint" / "step-2", no_dist=True)
+        checkpoint = SimpleNamespace(enable=True, folder="checkpoint", load_step=-1, exclude_from_loading=[])
+        second = Trainer(config(recipe), tokenizer, checkpoint=checkpoint, dump_folder=str(tmp_path)).dataloader
+        assert sum(key.startswith("lane_") for key in second.state_dict()) == 4
+
 
 class TestSkippedSteps:
     def test_are_left_out_and_stay_so_in_the_checkpoint(self, recipe, tokenizer):

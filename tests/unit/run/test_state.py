@@ -203,6 +203,13 @@ def test_the_number_of_lanes_cannot_change_even_on_purpose(tiny_tokenizer, state
         other.restore(states, allow_changes=["canonical_replicas"])
 
 
+def test_auto_lanes_of_a_run_that_goes_on_are_those_of_its_state(tiny_tokenizer, states):
+    other = build(tiny_tokenizer, lanes="auto", global_batch=8)
+    assert other.compiled.topology.lanes == 8
+    assert next(iter(other.restore(states))).sequence_numbers.tolist() == [20]
+    assert other.compiled.topology.lanes == 4
+
+
 def test_one_changed_weight_among_many_is_the_one_that_is_named(tiny_tokenizer):
     datasets = [Dataset.from_dict(f"x{n}", {"text": [f"text of {n}"]}) for n in range(14)]
     state = advanced(build_many(tiny_tokenizer, datasets), 2).checkpoint()
@@ -239,6 +246,7 @@ def test_every_name_of_a_fingerprint_is_known(tmp_path, tiny_tokenizer):
             pipeline.ensure_mixture().pack_flat(8).shuffle(9),
         ):
             names |= set(packed.batch(1).fingerprint())
+    names |= set(packed.options(canonical_replicas=2, feeds=1).batch(1).fingerprint())
     assert {name for name in names if not name.startswith("dataset ")} == set(FINGERPRINT_NAMES)
 
 

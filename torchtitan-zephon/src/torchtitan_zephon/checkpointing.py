@@ -28,7 +28,7 @@ from torchtitan_zephon.trainer_view import TrainerView
 from zephon import CheckpointError, merge_checkpoints
 from zephon.loader import LaneStart, RunState, Topology, gather, on_first_rank
 
-__all__ = ["Ahead", "blank_keys", "from_keys", "look_ahead", "to_keys"]
+__all__ = ["Ahead", "blank_keys", "from_keys", "look_ahead", "saved_lanes", "to_keys"]
 
 _RUN, _LANE, _PREFIX = "run", "lane_", "dataloader."
 _RUN_BYTES = 256 << 10  # ten thousand datasets take about half of it
@@ -152,6 +152,20 @@ def look_ahead(view: TrainerView, lanes: int) -> Ahead | None:
             return None
         keys = _keys_in(folder) if folder else None
         return None if folder is None or keys is None else _examined(folder, keys, lanes)
+
+    return on_first_rank(look)
+
+
+def saved_lanes(view: TrainerView) -> int | None:
+    """Lanes of the run whose checkpoint the trainer is about to load; None if unknown. Collective."""
+
+    def look() -> int | None:
+        try:
+            folder = _about_to_load(view)
+        except OSError:
+            return None
+        keys = (_keys_in(folder) if folder else None) or {}
+        return sum(key.startswith(_PREFIX + _LANE) for key in keys) or None
 
     return on_first_rank(look)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchtitan.tools.utils import device_type
 
-from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, to_keys
+from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, to_keys
 from torchtitan_zephon.checks import check_topology, tokenizer_folder
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.forms import BaseDataLoader, choose_form
@@ -85,6 +85,8 @@ class ZephonDataLoader(BaseDataLoader):
             check_same_data([self._pipeline.fingerprint()])
             return
         recipe = config.to_recipe()
+        if recipe.canonical_replicas == "auto" and (lanes := saved_lanes(view)):
+            recipe = recipe.replace(canonical_replicas=lanes)
         self._topology = topology(recipe)
         check_tokenizer(
             folder,

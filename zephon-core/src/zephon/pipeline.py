@@ -199,7 +199,7 @@ class Pipeline:
     def compiled(self) -> Compiled:
         """The pipeline made ready: opened datasets, loaded tokenizer, measured ratios and the plan."""
         if self._compiled is None:
-            self._compiled = self._compiled_with(self._ratios, self._earlier)
+            self._compiled = self._compiled_with(self._ratios, self._earlier, self._options)
             self._ratios = self._compiled.tokens_per_row
             _log.info("pipeline ready\n%s", explain(self._compiled))
         return self._compiled
@@ -273,7 +273,8 @@ class Pipeline:
         """Go on where `state` was taken; call before iterating.
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
-        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there.
+        lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
+        are those of the state.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -285,10 +286,23 @@ class Pipeline:
                 pipeline stays as it was.
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
+        if self._options.canonical_replicas == "auto":
+            fixed = self._derive(options=self._options.changed({"canonical_replicas": read.lanes_total}))
+            same = self._compiled is not None and self._compiled.topology.lanes == read.lanes_total
+            fixed._compiled, fixed._skipped = self._compiled if same else None, self._skipped
+            fixed.restore(read, allow_changes=allow_changes, remedy=remedy)
+            self.close()
+            self.__dict__.update(fixed.__dict__)
+            return self
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
-        earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
-        compiled = self._compiled_with(ratios, earlier)
+        options, known = self._options, self._compiled is not None and self._compiled.topology.feeds == read.feeds
+        if options.feeds == "auto" and not known and read.lanes_total == options.lanes:
+            options = options.changed({"feeds": read.feeds})
+        earlier, ratios = read.earlier, read.tokens_per_row
+        if takes_over:
+            earlier, ratios = self._take_over(read, options, allow, remedy)
+        compiled = self._compiled_with(ratios, earlier, options)
         check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
         if not takes_over:
             accepted = check_fingerprint(
@@ -306,7 +320,7 @@ class Pipeline:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
         self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
-        self._after = read.data
+        self._options, self._after = options, read.data
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -345,7 +359,7 @@ class Pipeline:
         starts = self._beginning()
         if self._options.flush_index is not None:
             index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
-            starts = {lane: index.start(lane, rounds) for lane in topology.owned}
+            starts = {feed: index.start(feed, rounds * topology.lanes_per_feed) for feed in topology.owned_feeds}
         self._move(starts, rounds * topology.width)
         return self
 
@@ -396,16 +410,14 @@ class Pipeline:
     # Inside
 
     def _take_over(
-        self, read: RunState, allow: Collection[str], remedy: str
+        self, read: RunState, options: Options, allow: Collection[str], remedy: str
     ) -> tuple[tuple[Earlier, ...], dict[str, float]]:
         """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
         source = self._source.continues
         assert source is not None
         before = Pipeline(source)
         before._operators = self._operators
-        before._options = self._options.changed(
-            {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
-        )
+        before._options = options.changed({"ledger": None, "flush_index": None, "runner": "inline", "isolate": False})
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
         if read.fingerprint.get("row_operators") != before.compiled.fingerprint.get("row_operators"):
@@ -450,29 +462,31 @@ class Pipeline:
         return self._account or Account.at(self._beginning(), 0, len(self._source.datasets))
 
     def _place(self) -> tuple[dict[int, LaneStart], int]:
-        """Starts of the owned lanes, and records of this group used."""
+        """Starts of the feeds of this group, and its records used."""
         last = self._last()
         if self._account is None and self.awaits_state:
             raise CheckpointError(NO_CUT)
         return last.starts, last.cursor
 
     def _beginning(self) -> dict[int, LaneStart]:
-        """Starts of the owned lanes at the start of the run."""
-        return dict.fromkeys(self.compiled.topology.owned, self.compiled.plan.first_start)
+        """Starts of the feeds of this group at the start of the run."""
+        return dict.fromkeys(self.compiled.topology.owned_feeds, self.compiled.plan.first_start)
 
     def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
         """Go on from another place."""
         self.close()
         self._account = Account.at(starts, cursor, len(self._source.datasets))
 
-    def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier]) -> Compiled:
+    def _compiled_with(
+        self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options
+    ) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
         if ratios is not None:
             ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
         now = self._compiled
-        if now is not None and ratios == now.tokens_per_row and tuple(earlier) == now.earlier:
+        if now is not None and (ratios, tuple(earlier), options) == (now.tokens_per_row, now.earlier, now.options):
             return now
-        return compile_pipeline(self._source, Operators.from_list(self._operators), self._options, ratios, earlier)
+        return compile_pipeline(self._source, Operators.from_list(self._operators), options, ratios, earlier)
 
     def _with(self, kind: Any, *args: Any, **options: Any) -> Pipeline:
         """This pipeline and an operator of a kind; options that it does not have are refused."""

@@ -86,6 +86,20 @@ def test_old_arrow_files_without_continuation_marks_are_read(tmp_path):
         assert texts_of(open_path(tmp_path / name)) == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize("embedded", [b"\x04\0\0\0\xf2\xff\xff\xff", b"\xff\xff\xff\xff\0\0\0\0", bytes(8)])
+def test_of_an_arrow_file_the_footer_decides(tmp_path, embedded):
+    # Polars writes a schema that is no message before the batches; others leave gaps, or an end mark.
+    texts = ["a", "b", None, "c"] * 5
+    table = pa.table({"text": pa.array(texts).dictionary_encode(), "l": [["x", "y"]] * 20})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write_table(table, max_chunksize=7)
+    raw = bytearray((tmp_path / "a.arrow").read_bytes())
+    length = 8 + int.from_bytes(raw[12:16], "little")
+    raw[8 : 8 + length] = embedded + bytes(length - len(embedded))
+    (tmp_path / "a.arrow").write_bytes(raw)
+    check_rows(opened(tmp_path, ["text", "l"]), {"text": texts, "l": [["x", "y"]] * 20})
+
+
 def test_feather_files_of_the_first_version_are_refused_by_name(tmp_path):
     (tmp_path / "a.feather").write_bytes(b"FEA1" + bytes(100) + b"FEA1")
     with pytest.raises(DataError, match="Feather V1"):

@@ -8,10 +8,38 @@ import pytest
 from support import step_digests
 from support.io_data import SUFFIXES, open_path, texts_of, write_shard
 from zephon import DataRecipe, Pipeline
+from zephon.columns.damage import Damaged
 from zephon.errors import DataError
 from zephon.io import Dataset, DecodeCache
 
 TEXTS = ["one", "", None, "zwölf 漢字 🙂", "line\nbreak", "x" * 5000, "end"]
+
+
+def write_table(path, table) -> None:
+    """Two rows to a group."""
+    if path.suffix == ".parquet":
+        pq.write_table(table, path, row_group_size=2)
+        return
+    with (pa.ipc.new_stream if "stream" in path.name else pa.ipc.new_file)(path, table.schema) as writer:
+        writer.write_table(table, max_chunksize=2)
+
+
+def is_encoded(kind) -> bool:
+    return pa.types.is_dictionary(kind) or pa.types.is_run_end_encoded(kind)
+
+
+def encoded(kind, values) -> pa.Array:
+    plain = pa.array(values, kind.value_type)
+    if pa.types.is_dictionary(kind):
+        return pa.DictionaryArray.from_arrays(pa.array([0, None, 0], kind.index_type), plain[:1])
+    return pa.RunEndEncodedArray.from_arrays(pa.array(range(1, len(values) + 1), kind.run_end_type), plain)
+
+
+def raiser(error):
+    def fail(*args, **options):
+        raise error
+
+    return fail
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -37,6 +65,10 @@ def test_a_dataset_without_rows_is_refused_and_an_empty_shard_among_others_is_no
         open_path(tmp_path)
     write_shard(tmp_path / f"b{suffix}", ["row"])
     assert texts_of(open_path(tmp_path)) == ["row"]
+    if suffix != ".jsonl":  # a frame without rows that nobody has given columns
+        write_table(tmp_path / f"a{suffix}", pa.table({}))
+        assert texts_of(open_path(tmp_path)) == ["row"]
+        assert set(Dataset.from_path("x", tmp_path).columns()) == {"text", "n"}
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
@@ -65,15 +97,93 @@ def test_text_is_read_from_every_arrow_type_that_can_hold_it(tmp_path, suffix, k
     values = ["one", None, "zwölf", "one", "", "long enough not to be inlined in a view"]
     table = pa.table({"n": [[1]] * 6, "text": pa.array(values).cast(kind), "z": ["z"] * 6})
     path = tmp_path / f"part{suffix}"
-    if suffix == ".parquet":
-        pq.write_table(table, path, row_group_size=2)
-    else:
-        make = pa.ipc.new_stream if "stream" in suffix else pa.ipc.new_file
-        with make(path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=2)
+    write_table(path, table)
     dataset = open_path(path)
     assert texts_of(dataset) == values
     assert dataset.take(np.array([4, 3])).schema.field("text").type == pa.large_string()
+
+
+VIEW = pa.string_view()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".stream.arrow"])
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.dictionary(pa.int32(), VIEW), "a"),
+        (pa.list_(VIEW), ["a", None, "long enough not to be inlined in a view"]),
+        (pa.large_list(pa.binary_view()), [b"a"]),
+        (pa.list_(VIEW, 2), ["a", "b"]),
+        (pa.struct({"a": VIEW, "n": pa.int64()}), {"a": "b", "n": 1}),
+        (pa.map_(VIEW, VIEW), [("k", "v")]),
+        (
+            pa.list_(pa.struct({"role": VIEW, "content": VIEW})),
+            [{"role": "a", "content": "b"}],
+        ),
+        (pa.list_view(pa.string()), ["a"]),
+        (pa.run_end_encoded(pa.int32(), pa.string()), "a"),
+    ],
+    ids=str,
+)
+def test_types_that_arrow_picks_no_rows_of_come_as_others(tmp_path, suffix, kind, value):
+    column = pa.array([value, None, value], kind) if not is_encoded(kind) else encoded(kind, [value, None, value])
+    path = tmp_path / f"part{suffix}"
+    try:
+        write_table(path, pa.table({"text": ["a", "b", "c"], "x": column}))
+    except pa.ArrowException:
+        pytest.skip("Arrow does not write it either")
+    taken = open_path(path, ["text", "x"]).take(np.array([2, 1, 0]))["x"]
+    assert taken.to_pylist() == [value, None, value]
+    assert "string_view" not in str(taken.type)
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".stream.arrow"])
+def test_a_type_that_cannot_be_read_is_named_and_is_no_damage(tmp_path, suffix):
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2], pa.int32()), pa.array(["a"]))
+    column = pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), runs)
+    write_table(tmp_path / f"part{suffix}", pa.table({"text": ["a", "b"], "x": column}))
+    dataset = open_path(tmp_path, ["text", "x"], skips=True)
+    with pytest.raises(
+        DataError, match=r"column 'x' .* has the type list<item: run_end_encoded.*expected one of"
+    ) as error:
+        texts_of(dataset)
+    assert not isinstance(error.value, Damaged)
+    assert texts_of(open_path(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (pa.ArrowNotImplementedError("Support for codec 'lzo' not built"), "pyarrow .* has no support for that"),
+        (NotImplementedError("reading of x"), "has no support for that"),
+        (AttributeError("'OSFile' object has no attribute 'handle'"), "AttributeError is an error of the program"),
+        (TypeError("f() got an unexpected keyword argument"), "TypeError is an error of the program"),
+        (NameError("name 'x' is not defined"), "NameError is an error of the program"),
+        (ImportError("no module"), "ImportError is an error of the program"),
+        (AssertionError(), "AssertionError is an error of the program"),
+        (MemoryError("malloc of size 9 failed"), "the machine failed, not the file"),
+        (OSError(5, "Input/output error"), "the machine failed, not the file"),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_not_due_to_the_bytes_of_a_file_is_never_left_out_as_damage(tmp_path, monkeypatch, error, said):
+    dataset = open_path(write_shard(tmp_path / "a.parquet", TEXTS), skips=True)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", raiser(error))
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", raiser(error))
+    with pytest.raises(DataError, match=f"a.parquet' .*cannot be read as parquet.*{said}") as raised:
+        texts_of(dataset)
+    assert not isinstance(raised.value, Damaged)
+    monkeypatch.setattr(pq, "read_metadata", raiser(error))
+    with pytest.raises(DataError, match=said):
+        open_path(tmp_path, skips=True)
+
+
+def test_parquet_reads_in_parts_what_arrow_cannot_read_at_once(tmp_path, monkeypatch):
+    # Nested columns with more than 2 GiB of text in a row group.
+    path = write_shard(tmp_path / "a.parquet", ["some text"] * 200, group_rows=150)
+    monkeypatch.setattr(pq.ParquetFile, "read_row_group", raiser(pa.ArrowNotImplementedError("chunked array outputs")))
+    both = open_path(path, ["n", "text"]).take(np.arange(200))
+    assert both.to_pydict() == {"n": list(range(200)), "text": ["some text"] * 200}
 
 
 @pytest.mark.parametrize("suffix", [".parquet", ".arrow"])

@@ -1,21 +1,24 @@
 """Which format the files of a dataset have, and formats that other packages add."""
 
+import bz2
+import gzip
 import re
 import subprocess
 import sys
-import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from support.io_data import open_path, texts_of, write_shard
+from support.io_data import json_lines, open_path, opened, texts_of, write_shard
+from zephon.columns.damage import Damaged
 from zephon.data.formats import registry
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache
 
 ROOT = Path(__file__).parents[4]
+LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
 def test_two_formats_in_one_folder_are_refused_unless_fmt_picks_one(tmp_path):
@@ -41,14 +44,47 @@ def test_files_of_no_format_are_passed_over_and_a_named_file_needs_fmt(tmp_path)
         assert texts_of(open_path(tmp_path / name, fmt="jsonl")) == ["json"]
 
 
+ABOUT = ["dataset_infos", "dataset_info", "state", "index", "config", "stats", "tokenizer", "tokenizer_config"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".jsonl.gz", ".arrow"])
+def test_what_is_about_a_dataset_or_a_model_is_passed_over_beside_the_data(tmp_path, suffix):
+    write_shard(tmp_path / f"a{suffix}", ["row"])
+    for name in ABOUT if suffix != ".arrow" else ABOUT[3:]:  # where state.json is that of a saved dataset
+        (tmp_path / f"{name}.json").write_text('{"text": "no row"}\n')
+    (tmp_path / "README.md").write_text("no row")
+    assert texts_of(open_path(tmp_path)) == ["row"]
+    assert texts_of(open_path(tmp_path / "index.json")) == ["no row"]  # named itself
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.parquet", LFS, "is a pointer of Git LFS to the file.*git lfs pull"),
+        ("a.jsonl", LFS, "is a pointer of Git LFS"),
+        ("a.txt", LFS, "is a pointer of Git LFS"),
+        ("a.jsonl.gz", LFS, "is a pointer of Git LFS"),
+        ("a.tar", LFS, "is a pointer of Git LFS"),
+        ("a.npy", LFS, "is a pointer of Git LFS"),
+        ("a.jsonl", gzip.compress(json_lines(["a"])), "is compressed with gzip.*rename it to end with .gz"),
+        ("a.json", bz2.compress(json_lines(["a"])), "is compressed with bz2"),
+        ("a.jsonl.gz", json_lines(["a"]), "is not compressed, though its name says gzip"),
+        ("a.jsonl.zst", gzip.compress(json_lines(["a"])), "is compressed with gzip"),
+        ("a.jsonl", json_lines(["a"]).decode().encode("utf-16"), "is text in UTF-16.*convert it to UTF-8"),
+        ("a.parquet", b"PK\x03\x04" + bytes(100), "is a zip archive"),
+    ],
+)
+def test_content_of_another_kind_than_the_name_says_is_named_and_is_no_damage(tmp_path, name, content, said):
+    (tmp_path / name).write_bytes(content)
+    fmt = "uint16" if name == "a.npy" else None
+    with pytest.raises(DataError, match=f"{name}' {said}") as error:
+        open_path(tmp_path, fmt=fmt, skips=True) if fmt is None else opened(tmp_path, "tokens", fmt=fmt, is_text=False)
+    assert not isinstance(error.value, Damaged)
+
+
 def test_an_unknown_format_is_refused_when_the_dataset_is_made():
     with pytest.raises(RecipeError, match=r"fmt is 'parqet'.*did you mean 'parquet'"):
         Dataset.from_path("web", "/data", fmt="parqet")
-
-
-def test_the_entry_points_of_zephon_are_those_that_a_source_tree_falls_back_on():
-    project = tomllib.loads((ROOT / "zephon-core/pyproject.toml").read_text())["project"]
-    assert project["entry-points"][registry.GROUP] == registry.PLUGINS
 
 
 @pytest.fixture
@@ -103,12 +139,9 @@ def test_a_package_adds_the_format_of_the_documentation(tmp_path, plugin):
     ("entry", "reason"),
     [
         ("csv = zephon_missing:Csv", r"format 'csv' \(zephon_missing:Csv\) cannot be loaded \(ModuleNotFoundError"),
-        ("table = zephon_csv:Csv", r"entry point 'table' .* is <zephon_csv.Csv .*of that name"),
-        ("csv = zephon_csv:hashlib", "entry point 'csv' .* is <module 'hashlib'"),
-        (
-            "mds = zephon_csv:Csv",
-            "two packages have a format .mds., .*:MosaicShards and zephon_csv",
-        ),
+        ("table = zephon_csv:Csv", r"format 'table' .* is <zephon_csv.Csv .*of that name"),
+        ("csv = zephon_csv:hashlib", "format 'csv' .* is <module 'hashlib'"),
+        ("mds = zephon_csv:Csv", "format 'mds' .* is <zephon_csv.Csv .*of that name"),
     ],
 )
 def test_a_format_that_cannot_be_used_is_refused_by_name(plugin, entry, reason):

@@ -5,16 +5,34 @@ import gzip
 import numpy as np
 import pyarrow as pa
 import pytest
+import zstandard
 
 from support.io_data import json_lines, open_path, texts_of
+from zephon.columns.damage import Damaged
 from zephon.data.formats.sequential import SequentialBytes
 from zephon.data.storage import StoredFile
+from zephon.errors import DataError
 
 
 def test_gzip_members_and_zstd_frames_in_a_row_are_one_file(tmp_path):
     first, second = json_lines(["a", "b"]), json_lines(["c"])
     (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(first) + gzip.compress(second))
     assert texts_of(open_path(tmp_path)) == ["a", "b", "c"]
+    (tmp_path / "x.jsonl.gz").write_bytes(gzip.compress(first) + bytes(100_000))  # as tapes pad it
+    assert texts_of(open_path(tmp_path)) == ["a", "b"]
+
+
+@pytest.mark.parametrize("window_log", [27, 28])
+def test_zstd_with_a_window_that_is_too_large_is_no_damage(tmp_path, window_log):
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log, write_content_size=False)
+    packer = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    (tmp_path / "x.jsonl.zst").write_bytes(packer.compress(json_lines(["a", "b"])) + packer.flush())
+    if window_log == 27:
+        assert texts_of(open_path(tmp_path)) == ["a", "b"]
+    else:
+        with pytest.raises(DataError, match="has zstd windows of 256 MiB; expected at most 128") as error:
+            open_path(tmp_path, skips=True)
+        assert not isinstance(error.value, Damaged)
 
 
 def counted_reads(monkeypatch) -> list[int]:

@@ -15,5 +15,5 @@ def test_a_text_file_is_one_document_of_bounded_size(tmp_path, monkeypatch):
     with pytest.raises(DataError, match=r"a\.txt' has 10 bytes, and a text file is one document"):
         rows_of(tmp_path)
     (tmp_path / "a.txt").write_bytes("one".encode("utf-16"))
-    with pytest.raises(DataError, match="UTF-16, and text files must be UTF-8"):
+    with pytest.raises(DataError, match=r"is text in UTF-16.*convert it to UTF-8"):
         rows_of(tmp_path)

@@ -20,8 +20,6 @@ from zephon.errors import CheckpointError, DataError, PipelineError
 from zephon.run.ledger import Ledger, read_ledger
 from zephon.tokenizer.tokenizer import load_tokenizer
 
-__all__ = ["show"]
-
 
 def show(
     recipe: Recipe,

@@ -8,8 +8,6 @@ from pathlib import Path
 
 from zephon.errors import DataError
 
-__all__ = ["append_whole", "new_file"]
-
 
 def new_file(folder: str | os.PathLike[str], name: str, what: str, header: bytes = b"") -> FileIO:
     """A new file for `append_whole`, unbuffered: what a killed process had written is on record.

@@ -12,21 +12,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-__all__ = [
-    "bool_array",
-    "byte_lengths",
-    "column_of",
-    "int32_array",
-    "int64_array",
-    "list_offsets",
-    "mask_of",
-    "one_chunk",
-    "string_array",
-    "true_mask",
-    "valid_mask",
-    "values_of",
-]
-
 
 def int64_array(values: np.ndarray) -> pa.Int64Array:
     """An Arrow array over the memory of int64[n] (any integers are converted)."""

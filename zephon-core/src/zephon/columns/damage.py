@@ -20,18 +20,6 @@ import pyarrow as pa
 from zephon.columns.arrow import int64_array
 from zephon.errors import DataError
 
-__all__ = [
-    "FAULT",
-    "Damaged",
-    "Lost",
-    "LostShard",
-    "is_damage",
-    "lost_table",
-    "rescued",
-    "shown_value",
-    "split_damaged",
-]
-
 FAULT = "\0fault"
 """The column that says which rows of a table are damaged, and how."""
 CONTENT_LIMIT = 4096
@@ -39,6 +27,11 @@ CONTENT_LIMIT = 4096
 _FAULT_TYPE = pa.struct(
     {"reason": pa.string(), "first_row": pa.int64(), "rows": pa.int64(), "content": pa.large_string()}
 )
+
+
+_NOT_DAMAGE = (
+    MemoryError, NotImplementedError, AttributeError, TypeError, NameError, ImportError, AssertionError,
+)  # fmt: skip
 
 
 class Damaged(DataError):
@@ -81,8 +74,8 @@ class LostShard(NamedTuple):
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether a decoding error is due to the bytes, not to the machine that reads them."""
-    if isinstance(error, MemoryError):
+    """Whether a decoding error is due to the bytes, not to the machine, the program or what libraries can read."""
+    if isinstance(error, _NOT_DAMAGE) and not isinstance(error, pa.ArrowTypeError):
         return False
     # Arrow also raises OSError for bytes that it cannot decode, but without an errno.
     return not isinstance(error, OSError) or error.errno in (None, errno.EINVAL)

@@ -21,8 +21,6 @@ from zephon.columns.appending import append_whole
 from zephon.config.options import FaultPolicy
 from zephon.errors import DataError
 
-__all__ = ["FaultBudget", "FaultReport", "RowFault", "read_report", "reason_of"]
-
 _log = logging.getLogger("zephon")
 _MAX_REASON = 300
 _FAULTS_LOGGED = 10

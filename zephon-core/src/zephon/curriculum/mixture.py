@@ -28,8 +28,6 @@ from zephon.curriculum.permute import derive_key, hash64, mix_key, shuffled_indi
 from zephon.curriculum.rates import FRACTION_BITS, Curve, CurveFrom
 from zephon.errors import CheckpointError
 
-__all__ = ["NO_CUT", "Chunk", "Curriculum", "Cuts", "Ending"]
-
 _GRID_BITS = 5  # a rate that changes in a chunk is looked up at every 32nd of it
 
 NO_CUT = (
@@ -143,15 +141,15 @@ class Curriculum:
         last = self._route(lane)[-1]
         return None if any(last.curve.rates[0]) else self._cut(lane)[0] + 1 + last.first
 
-    def chunk(self, lane: int, index: int) -> Chunk | None:
-        """Chunk `index` of `lane`, or None past the end."""
+    def chunk(self, lane: int, index: int, most: int | None = None) -> Chunk | None:
+        """Chunk `index` of `lane`, or only its first `most` rows, which take less time; None past the end."""
         cut, rows = self._cut(lane)
         if self._before is not None and index <= cut:
-            chunk = self._before.chunk(lane, index) or _EMPTY
+            chunk = self._before.chunk(lane, index, most) or _EMPTY
             end = rows if index == cut else len(chunk)
             return Chunk(self._place[chunk.dataset[:end]], chunk.row[:end])
         chunks = self.chunks_of(lane)
-        return self._own_chunk(lane, index - cut - 1) if chunks is None or index < chunks else None
+        return self._own_chunk(lane, index - cut - 1, most) if chunks is None or index < chunks else None
 
     def rows_before(self, lane: int, index: int) -> list[int]:
         """Rows of each dataset that `lane` has taken before chunk `index`."""
@@ -226,35 +224,49 @@ class Curriculum:
 
     # This curriculum alone, whose chunks are counted from the cut.
 
-    def _own_chunk(self, lane: int, index: int) -> Chunk:
+    def _own_chunk(self, lane: int, index: int, most: int | None) -> Chunk:
         begin, end = self._own_rows(lane, index), self._own_rows(lane, index + 1)
         segment = self._segment(lane, index)
-        datasets, rows, keys = [], [], []
-        for d, order in enumerate(self._orders):
-            count = end[d] - begin[d]
-            if not count:
-                continue
-            # Each dataset's rows stand evenly over the chunk, one at a random place in each of `wanted` equal parts;
-            # a dataset that ends in this chunk stops early rather than being thinned out.
-            wanted = max(count, self._target(segment, lane, d, index + 1) - self._target(segment, lane, d, index))
-            nth = np.arange(count, dtype=np.uint64)
-            jitter = hash64(mix_key(self._key, 2, lane, index, d), nth) >> np.uint64(32)
-            key = ((nth << np.uint64(32)) + jitter) // np.uint64(wanted)
-            if not segment.curve.is_flat(d):
-                key = _bend(key, [segment.curve.due(d, x) for x in segment.times(index)])
-            datasets.append(np.full(count, d, dtype=np.int32))
-            keys.append(key)
-            rows.append(order.rows(lane, begin[d], end[d]))
-        if not rows:
+        # Each dataset's rows stand evenly over the chunk, one at a random place in each of `wanted` equal parts;
+        # a dataset that ends in this chunk stops early rather than being thinned out.
+        parts = [
+            (d, count, max(count, self._target(segment, lane, d, index + 1) - self._target(segment, lane, d, index)))
+            for d in range(len(self._orders))
+            if (count := end[d] - begin[d])
+        ]
+        if not parts:
             return _EMPTY
-        if len(rows) == 1:
-            return Chunk(datasets[0], rows[0])
-        # Keys have 32 bits and chunks far fewer rows than 2**32: sorting both as one number is three times as fast as a
-        # stable argsort, and gives the same order.
-        place = np.concatenate(keys) << np.uint64(32) | np.arange(sum(map(len, keys)), dtype=np.uint64)
-        place.sort()
-        place &= np.uint64((1 << 32) - 1)
-        return Chunk(np.concatenate(datasets)[place], np.concatenate(rows)[place])
+        share = 1.0 if most is None else 2 * most / sum(count for _, count, _ in parts)
+
+        def keys_of(d: int, wanted: int, nth: np.ndarray, jitter: np.ndarray | int) -> np.ndarray:
+            keys = ((nth << np.uint64(32)) + jitter) // np.uint64(wanted)
+            flat = segment.curve.is_flat(d)
+            return keys if flat else _bend(keys, [segment.curve.due(d, x) for x in segment.times(index)])
+
+        while True:
+            datasets, keys = [], []
+            known = (1 << 32) - 1  # rows left out stand at this place or behind it
+            for d, count, wanted in parts:
+                some = min(count, int(wanted * share) + 4)
+                nth = np.arange(some, dtype=np.uint64)
+                jitter = hash64(mix_key(self._key, 2, lane, index, d), nth) >> np.uint64(32)
+                datasets.append(np.full(some, d, dtype=np.int32))
+                keys.append(keys_of(d, wanted, nth, jitter))
+                if some < count:
+                    known = min(known, int(keys_of(d, wanted, np.array([some], dtype=np.uint64), 0)[0]))
+            # Keys have 32 bits and chunks far fewer rows than 2**32: sorting both as one number is three times as fast
+            # as a stable argsort, and gives the same order.
+            place = np.concatenate(keys) << np.uint64(32) | np.arange(sum(map(len, keys)), dtype=np.uint64)
+            place.sort()
+            if most is None or share > 1 or np.searchsorted(place, np.uint64(known << 32)) >= most:
+                break
+            share *= 2
+        dataset = np.concatenate(datasets)[place[:most] & np.uint64((1 << 32) - 1)]
+        row = np.empty(len(dataset), dtype=np.int64)
+        for d, count in enumerate(np.bincount(dataset).tolist()):
+            if count:
+                row[dataset == d] = self._orders[d].rows(lane, begin[d], begin[d] + count)
+        return Chunk(dataset, row)
 
     def _own_rows(self, lane: int, index: int) -> list[int]:
         """Rows of each dataset that `lane` has taken before chunk `index`, those before the cut included."""

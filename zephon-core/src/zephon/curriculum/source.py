@@ -27,8 +27,6 @@ from zephon.data.dataset import Dataset
 from zephon.data.reader import OpenDataset
 from zephon.errors import RecipeError
 
-__all__ = ["ScheduledMixtureWorkSource", "StaticMixtureWorkSource", "WorkSource"]
-
 _ORDER_KEYS = tuple(name for name in DATASET_KEYS if name not in END_KEYS)
 
 

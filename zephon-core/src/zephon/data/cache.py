@@ -23,8 +23,6 @@ import pyarrow as pa
 
 from zephon.errors import RecipeError
 
-__all__ = ["DecodeCache"]
-
 _log = logging.getLogger(__name__)
 _SEGMENT_BYTES = 64 << 20
 _LEFT_FREE = 1 << 30  # of the disk

@@ -27,8 +27,6 @@ from zephon.data.storage import FileChanged, Listing
 from zephon.data.store import Unavailable
 from zephon.errors import DataError
 
-__all__ = ["Catalog", "scan_shards"]
-
 _log = logging.getLogger(__name__)
 
 # Scans wait for the disk or hash outside the GIL; more threads than this gain nothing on a local disk.

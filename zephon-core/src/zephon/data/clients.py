@@ -16,8 +16,6 @@ from urllib.parse import unquote, urlsplit
 from zephon.data.store import ATTEMPT_SECONDS, FIRST_WAIT_SECONDS, Store, StoreFault, check_length, shown
 from zephon.errors import DataError
 
-__all__ = ["FsspecStore", "ObjectStore", "store_of"]
-
 # A short patience, for a process cannot end meanwhile; the long one is that of `attempt`.
 OBSTORE_RETRY: dict[str, Any] = {
     "retry_timeout": timedelta(seconds=20),

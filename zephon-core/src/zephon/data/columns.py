@@ -15,27 +15,15 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import types
 
+from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import fill_in, template_of
+from zephon.columns.template import fill_in, template_of, text_name
 from zephon.errors import DataError
-
-__all__ = [
-    "as_types",
-    "check_columns",
-    "common_types",
-    "has_column",
-    "missing_column",
-    "physical_columns",
-    "require_somewhere",
-    "sound_table",
-    "sound_type",
-    "top_level",
-    "with_paths",
-]
 
 
 def physical_columns(columns: Iterable[str]) -> list[str]:
@@ -69,31 +57,32 @@ def check_columns(
     may have them: `sound_table` gives nulls for them, and `require_somewhere` finds those that no file has.
     """
     needed = {name for name in columns if template_of(name) is None and (strict or name == text_column)}
+    documents = physical_columns([text_column]) if text_column is not None and text_column in columns else []
     for name in physical_columns(columns):
         count = len(schema.get_all_field_indices(name))
         if count > 1:
             raise DataError(f"'{path}' has {count} columns named '{name}'; expected one. Rename them")
-        if count == 0 and name in needed and _find(schema, name) is None:
-            raise missing_column(name, schema.names, path)
-    if text_column is None or text_column not in columns:
-        return
-    in_template = template_of(text_column) is not None
-    for name in physical_columns([text_column]):
         found = _find(schema, name)
         if found is None:
+            if name in needed:
+                raise missing_column(name, schema.names, path)
             continue
-        kind = sound_type(found[2])
-        is_list = types.is_list(kind) or types.is_large_list(kind)
-        if not (_is_text(kind) or (in_template and _prints(kind))):
-            if is_list and types.is_integer(kind.value_type):
-                remedy = "Token ids are read by the operator pretokenized, in place of tokenize"
-            else:
-                names = ", ".join(f"'{field.name}'" for field in schema if _is_text(sound_type(field.type)))
-                remedy = "Name a text column with text_field" + (f": {names}" if names else "")
+        kind, expected = sound_type(found[2]), f"column '{name}' of '{path}' has the type {found[2]}; expected"
+        try:
+            _as_sound(pa.nulls(1, found[2]), kind).take(int64_array(np.zeros(1)))
+        except pa.ArrowNotImplementedError as error:
             raise DataError(
-                f"column '{name}' of '{path}' has the type {found[2]}; expected text (string, or binary that holds "
-                f"UTF-8). {remedy}"
-            )
+                f"{expected} one of which pyarrow {pa.__version__} can pick rows ({_reason(error)}). Write the column "
+                "with another type, or do not ask for it"
+            ) from error
+        if name not in documents or _is_text(kind) or (name not in columns and _prints(kind)):
+            continue
+        if (types.is_list(kind) or types.is_large_list(kind)) and types.is_integer(kind.value_type):
+            remedy = "Token ids are read by the operator pretokenized, in place of tokenize"
+        else:
+            names = ", ".join(f"'{field.name}'" for field in schema if _is_text(sound_type(field.type)))
+            remedy = "Name a text column with text_field" + (f": {names}" if names else "")
+        raise DataError(f"{expected} text (string, or binary that holds UTF-8). {remedy}")
 
 
 def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
@@ -108,14 +97,15 @@ def with_paths(schema: pa.Schema, column: str) -> pa.Schema:
     return schema
 
 
-def require_somewhere(column: str, existing: Sequence[str], path: str) -> None:
+def require_somewhere(column: str, existing: Iterable[str], path: str, *, is_exact: bool = True) -> None:
     """Raises `DataError` unless some file of a dataset has each of the columns that `column` is made of.
 
-    `existing` are the columns of all files, `with_paths`.
+    `existing` are the columns of all files, `with_paths` where `is_exact`; none where nothing is known.
     """
-    for name in physical_columns([column]):
-        if name not in existing:
-            raise missing_column(name, existing, path)
+    known = list(existing)
+    for name in physical_columns([column]) if known else ():
+        if not (name in known if is_exact else has_column(name, known)):
+            raise missing_column(name, known, path)
 
 
 def missing_column(name: str, existing: Sequence[str], path: str) -> DataError:
@@ -164,7 +154,7 @@ def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, firs
             if kind != field.type:
                 try:
                     part = part.set_column(i, field.name, part.column(i).cast(kind))
-                except pa.ArrowException as error:
+                except pa.ArrowInvalid as error:
                     raise Damaged(
                         f"column '{field.name}' of '{path}', rows from {at} on, has the type {field.type} where other "
                         f"files have {kind}, and does not fit ({_reason(error)}); write the files with one type"
@@ -201,7 +191,7 @@ def sound_table(
                 continue
             texts = {}
             for field in physical_columns([name]):
-                values = sound(field)
+                values = sound(text_name(field) if text_name(field) in part.column_names else field)
                 try:
                     texts[field] = values.cast(pa.large_string())
                 except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -274,7 +264,7 @@ def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.Chunked
     if fields:
         try:
             column.validate(full=True)  # before anything looks into it
-        except pa.ArrowException as error:
+        except pa.ArrowInvalid as error:
             raise Damaged(
                 f"column '{top}' of '{path}', rows from {first_row} on, is damaged ({_reason(error)}); restore the file"
             ) from error
@@ -288,23 +278,48 @@ def _sound(column: pa.ChunkedArray, name: str, is_text: bool, path: str, first_r
     for chunk in column.chunks:
         try:
             chunk.validate(full=True)
-            chunks.append(chunk.cast(kind))  # checks UTF-8 when it comes from binary
+            chunks.append(_as_sound(chunk, kind))  # checks UTF-8 when it comes from binary
         except (pa.ArrowInvalid, UnicodeDecodeError) as error:
             raise _unsound(chunk, name, path, first_row, error) from error
         first_row += len(chunk)
     return chunks[0] if len(chunks) == 1 else pa.chunked_array(chunks, kind).combine_chunks()
 
 
+def _as_sound(array: pa.Array, kind: pa.DataType) -> pa.Array:
+    if types.is_run_end_encoded(array.type):
+        array = pc.run_end_decode(array)
+    if types.is_dictionary(array.type):  # of views none can be picked, as decoding does
+        array = array.cast(_with_large_text(array.type))
+    return array.cast(kind)
+
+
 def sound_type(kind: pa.DataType) -> pa.DataType:
     """The type in which `sound_table` gives a column."""
     if isinstance(kind, pa.BaseExtensionType):
         return sound_type(kind.storage_type)
-    if types.is_dictionary(kind):
+    if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
         return sound_type(kind.value_type)
+    return _with_large_text(kind)
+
+
+def _with_large_text(kind: pa.DataType) -> pa.DataType:
+    """With large types for all text inside: Arrow picks no rows of views, and short types end at 2 GiB."""
     if types.is_string(kind) or types.is_string_view(kind):
         return pa.large_string()
     if types.is_binary(kind) or types.is_binary_view(kind):
         return pa.large_binary()
+    if types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _with_large_text(kind.value_type), kind.ordered)
+    if types.is_struct(kind):
+        return pa.struct([field.with_type(_with_large_text(field.type)) for field in kind])
+    if types.is_map(kind):
+        key, item = (field.with_type(_with_large_text(field.type)) for field in (kind.key_field, kind.item_field))
+        return pa.map_(key, item, kind.keys_sorted)
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        inside = kind.value_field.with_type(_with_large_text(kind.value_type))
+        if types.is_fixed_size_list(kind):
+            return pa.list_(inside, kind.list_size)
+        return pa.large_list(inside) if types.is_large_list(kind) else pa.list_(inside)
     return kind
 
 
@@ -314,7 +329,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _prints(kind: pa.DataType) -> bool:
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
+    return types.is_temporal(kind) or any(
+        prints(kind) for prints in (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
+    )
 
 
 def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Exception) -> Damaged:
@@ -336,22 +353,16 @@ def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Excep
     )
 
 
+_BINARY = {"string": pa.binary(), "large_string": pa.large_binary(), "string_view": pa.binary_view()}
+
+
 def _as_binary(array: pa.Array) -> pa.Array:
     """Text as binary, which any bytes are, checked for all else."""
     if isinstance(array.type, pa.BaseExtensionType):
         return _as_binary(array.storage)
-    if types.is_dictionary(array.type):
-        # Each part is checked before the next step looks at it: decoding bad indices reads foreign memory.
-        array.indices.validate(full=True)
-        array = pa.DictionaryArray.from_arrays(array.indices, _as_binary(array.dictionary), safe=True)
-        array.validate(full=True)
-        return array.dictionary_decode()
-    if types.is_string(array.type):
-        array = array.view(pa.binary())
-    elif types.is_large_string(array.type):
-        array = array.view(pa.large_binary())
-    elif types.is_string_view(array.type):
-        array = array.view(pa.binary_view())
+    if types.is_dictionary(array.type):  # whose indices are checked before anything is decoded by them
+        return pa.DictionaryArray.from_arrays(array.indices, _as_binary(array.dictionary)).dictionary_decode()
+    array = array.view(_BINARY.get(str(array.type), array.type))
     array.validate(full=True)
     return array
 

@@ -15,7 +15,7 @@ from zephon.columns.damage import Damaged, LostShard
 from zephon.columns.template import template_of
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
-from zephon.data.columns import has_column, missing_column, physical_columns, require_somewhere
+from zephon.data.columns import require_somewhere
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format
 from zephon.data.formats.registry import format_named, select_format
@@ -25,8 +25,6 @@ from zephon.data.reader import OpenDataset, ShardFiles
 from zephon.data.storage import WINDOW_BYTES, Listing, is_remote, list_files, local_path
 from zephon.data.store import shown
 from zephon.errors import DataError, RecipeError
-
-__all__ = ["Dataset"]
 
 
 @dataclass(frozen=True)
@@ -114,7 +112,7 @@ class Dataset:
     def columns(
         self, index_dir: Path | None = None, *, skips: bool = False, spans: Spans | None = None
     ) -> dict[str, str | None]:
-        """The columns of the first file, by name, before anything is opened.
+        """The columns of the first file that has any, by name, before anything is opened.
 
         JSON has no types: there the value says what the column is read as, "text", "number", "flag" or "json" (JSON
         text, for what is nested or mixed), by the first rows of the first file. Elsewhere it is None.
@@ -134,14 +132,16 @@ class Dataset:
         first: Damaged | None = None
         for number in range(len(listing.names)):
             try:
-                return fmt.columns_of(listing.file(number, spans))
+                columns = fmt.columns_of(listing.file(number, spans))
             except Damaged as error:
                 if not skips:
                     raise
-                rest: dict[str, str | None] = error.rest() if error.rest is not None else {}
-                if rest:
-                    return rest
+                columns = error.rest() if error.rest is not None else {}
                 first = first or error
+            if columns:
+                return columns
+        if first is None:
+            return {}
         raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
 
     def open(
@@ -184,9 +184,9 @@ class Dataset:
         fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         for column in columns:
             if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
-                _require(column, kinds, path)
-        if kinds and fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
-            require_somewhere(size_column, list(kinds), path)
+                require_somewhere(column, kinds, path, is_exact=False)
+        if fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
+            require_somewhere(size_column, kinds, path)
         if listing.sources is not None:
             spans = spans or Spans(None)
             sizes = catalog.shard_sizes.clip(max=WINDOW_BYTES) if catalog.sequential else catalog.group_length
@@ -258,12 +258,5 @@ class Dataset:
             shards, kinds = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=progress, lost=lost
             )
-        _require(size_column, kinds, path)
+        require_somewhere(size_column, kinds, path, is_exact=False)
         return fmt, listing, Catalog.from_shards(self.name, fmt, shards, listing.pin), kinds, path
-
-
-def _require(column: str, existing: Mapping[str, str | None], path: str) -> None:
-    """Refuses a column, or a template with a part, that no file has; where nothing is known, nothing is refused."""
-    for part in physical_columns([column]) if existing else ():
-        if not has_column(part, existing):
-            raise missing_column(part, list(existing), path)

@@ -19,8 +19,6 @@ from zephon.data.node_cache import NodeCache
 from zephon.data.storage import SMALL_BYTES, StoredFile
 from zephon.errors import RecipeError
 
-__all__ = ["Spans", "open_spans"]
-
 _log = logging.getLogger(__name__)
 
 # One request at a time brings 50 to 100 MB/s from an object store; this many fill a link of 25 Gbit/s.

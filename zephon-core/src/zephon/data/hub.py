@@ -3,35 +3,26 @@
     hf://ORG/NAME[@REVISION][/CONFIG]/SPLIT          a split, found as `datasets` finds it
     hf://datasets/ORG/NAME[@REVISION]/PATH           files of the repository by path, folder or pattern
 
-A split is the files that the dataset's card names for it, else those whose path names the split, else (where the
-repository has no data files that can be read, only a script) the Parquet files that the Hub made of it. Endpoint,
-token and proxies are those of huggingface_hub (HF_ENDPOINT, HF_TOKEN, ``hf auth login``).
+A split is the files that the dataset's card names for it, else those that `zephon.data.splits` finds (below the folder
+that the card or CONFIG names), else (where these are of no kind that is read here) the Parquet files that the Hub made
+of it. Endpoint, token and proxies are those of huggingface_hub (HF_ENDPOINT, HF_TOKEN, ``hf auth login``).
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Iterable
+from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from zephon.data.patterns import select_names, split_pattern
+from zephon.data.patterns import HIDDEN, MAGIC, select_names, split_pattern
+from zephon.data.splits import is_visible, readable_files, split_files
 from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length
 
-__all__ = ["HubStore"]
-
 _CONVERTED = "refs/convert/parquet"
-_PACKED = ("", ".gz", ".zst", ".bz2")
-_SUFFIXES = (".parquet", ".arrow", *(kind + packed for kind in (".jsonl", ".ndjson") for packed in _PACKED))
-# JSON lines too, where a card or the name of a split says that they are data; much else is called that way.
-_JSON = tuple(".json" + packed for packed in _PACKED)
-_NO_DATA = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "index.json", "metadata.json"}
-_SPLIT_NAMES = {
-    "train": ("train", "training"),
-    "validation": ("validation", "valid", "val", "dev"),
-    "test": ("test", "testing", "eval", "evaluation"),
-}
 _USAGE = "write hf://ORG/NAME[@REVISION][/CONFIG]/SPLIT, or hf://datasets/ORG/NAME[@REVISION]/PATH"
+_GATED = "access to this dataset must be granted on the Hub first; then 'hf auth login'"
+_UNKNOWN = "the Hub knows no such dataset, or not with this token; check the name, HF_TOKEN or 'hf auth'"
 
 _T = TypeVar("_T")
 _Files = dict[str, tuple[int, str]]  # (bytes, hash of the content) by path
@@ -69,15 +60,10 @@ class HubStore(Store):
         try:
             return super().ask(function, *args, **keywords)
         except StoreFault as fault:
+            if isinstance(fault.__cause__, errors.RepositoryNotFoundError):  # a gated one is of this kind too
+                raise _refused(_GATED if isinstance(fault.__cause__, errors.GatedRepoError) else _UNKNOWN) from fault
             if isinstance(fault.__cause__, errors.RevisionNotFoundError | errors.EntryNotFoundError):
                 raise StoreFault("missing", "the Hub knows no such revision or file") from fault
-            if isinstance(fault.__cause__, errors.GatedRepoError):
-                raise _refused(
-                    "access to this dataset must be granted on the Hub first; then 'hf auth login'"
-                ) from fault
-            if isinstance(fault.__cause__, errors.RepositoryNotFoundError):
-                reason = "the Hub knows no such dataset, or not with this token; check the name, HF_TOKEN or 'hf auth'"
-                raise _refused(reason) from fault
             raise
 
     def head(self, key: str) -> tuple[int, str]:
@@ -143,24 +129,19 @@ def _found(repo: str, commit: str, files: _Files, chosen: Iterable[str]) -> Foun
     return Found(f"hf://datasets/{repo}@{commit}", found, commit)
 
 
-def _below(files: Iterable[str], path: str) -> list[str]:
+def _below(files: Iterable[str], path: str, hidden: str = HIDDEN) -> list[str]:
     """The files of a path, folder or pattern."""
     path = path.strip("/").removeprefix("./")
     if path in files:
         return [path]
     folder, pattern = split_pattern(path)
     start = f"{folder}/" if folder else ""
-    return [start + name for name in select_names(files, folder, pattern)]
+    return [start + name for name in select_names(files, folder, pattern, hidden)]
 
 
 def _own_files(repo: str, configs: Any, files: _Files, config: str | None, split: str) -> list[str]:
-    """The files of a split in the repository itself: by its card, else by their paths; none where there are none."""
-    cards = {
-        str(card.get("config_name", "default")): card
-        for card in configs or ()
-        if isinstance(card, dict) and (card.get("data_files") or card.get("data_dir"))
-    }
-    folder, names = "", _below(files, "")
+    """The files of a split in the repository itself, none where they are of no kind that is read here."""
+    cards = {str(card.get("config_name", "default")): card for card in configs or () if isinstance(card, dict)}
     if cards:
         marked = [name for name, card in cards.items() if card.get("default")]
         config = config or next(iter(marked), None) or _usual(cards)
@@ -168,34 +149,23 @@ def _own_files(repo: str, configs: Any, files: _Files, config: str | None, split
             raise _refused(f"dataset '{repo}' needs one of its configurations in the path: {sorted(cards)}")
         folder = str(cards[config].get("data_dir") or "").removeprefix("./").strip("/")
         if cards[config].get("data_files"):
-            chosen = _by_card(f"dataset '{repo}', configuration '{config}'", cards[config], folder, files, split)
-            # What the card names may be of a kind that only the Hub's conversion makes readable.
-            return chosen if any(name.lower().endswith(_SUFFIXES + _JSON) for name in chosen) else []
-        names = _below(files, folder)
-        if not names:
-            raise _refused(f"the card of dataset '{repo}' names the folder '{folder}', which has no files")
-    elif config is not None:
-        names = [name for name in names if config in name.split("/")[:-1]]
-    data = [name for name in names if name.lower().endswith(_SUFFIXES)]
-    loose = [name for name in names if name.lower().endswith(_JSON) and name.rpartition("/")[2].lower() not in _NO_DATA]
-    by_split = _naming(_SPLIT_NAMES.get(split, (split,)), len(folder))
-    names_any = _naming([word for words in _SPLIT_NAMES.values() for word in words], len(folder))
-    for some in (data, loose):
-        if chosen := [name for name in some if by_split(name)]:
-            return chosen
-    # Files that name no split at all are all for training; loose ones only where the card says that they are data.
-    for some in (data, loose if folder else []):
-        if some and split == "train" and not any(map(names_any, some)):
-            return some
-    if data:
-        raise _refused(f"no file of dataset '{repo}' belongs to a split '{split}', for example '{data[0]}'")
-    return []
-
-
-def _naming(words: Iterable[str], skip: int) -> Callable[[str], Any]:
-    """Whether a path has one of some words in it, behind its first `skip` characters."""
-    wanted = re.compile(rf"(?:^|[^a-z])(?:{'|'.join(map(re.escape, words))})(?:[^a-z]|$)", re.IGNORECASE)
-    return lambda name: wanted.search(name[skip:])
+            label = f"dataset '{repo}', configuration '{config}'"
+            return readable_files(_by_card(label, cards[config]["data_files"], folder, files, split))
+    else:
+        folders = {str(each) for name in files for each in PurePosixPath(name).parents if each.name == config}
+        if len(folders) > 1:
+            raise _refused(f"dataset '{repo}' has several folders named '{config}', {sorted(folders)[:5]}; {_USAGE}")
+        if config and not folders:
+            return []
+        folder = folders.pop() if folders else ""
+    start = f"{folder}/" if folder else ""
+    names = [name[len(start) :] for name in files if name.startswith(start)]
+    if folder and not names:
+        raise _refused(f"the card of dataset '{repo}' names the folder '{folder}', which has no files")
+    splits = {name: some for name, each in split_files(names).items() if (some := readable_files(each))}
+    if splits and split not in splits:
+        raise _refused(f"dataset '{repo}' has no split '{split}'; its files make the splits {sorted(splits)}")
+    return [start + name for name in splits.get(split, [])]
 
 
 def _usual(configs: Collection[str]) -> str:
@@ -203,9 +173,8 @@ def _usual(configs: Collection[str]) -> str:
     return next(iter(configs)) if len(configs) == 1 else "default"
 
 
-def _by_card(label: str, card: dict[str, Any], folder: str, files: _Files, split: str) -> list[str]:
+def _by_card(label: str, entries: Any, folder: str, files: _Files, split: str) -> list[str]:
     """The files that a card names for a split: paths, or {split: paths}, or a list of {"split": ..., "path": ...}."""
-    entries = card["data_files"]
     if isinstance(entries, dict) and "path" not in entries:
         entries = [{"split": name, "path": paths} for name, paths in entries.items()]
     patterns: dict[str, list[str]] = {}
@@ -218,7 +187,10 @@ def _by_card(label: str, card: dict[str, Any], folder: str, files: _Files, split
     if split not in patterns:
         raise _refused(f"{label}, has the splits {sorted(patterns)}")
     start = f"{folder}/" if folder else ""
-    chosen = {name for pattern in patterns[split] for name in _below(files, start + pattern)}
+    chosen = set[str]()
+    for pattern in patterns[split]:
+        found = _below(files, start + pattern, hidden=".")
+        chosen.update(name for name in found if is_visible(name) or not MAGIC.search(pattern))
     if not chosen:
         raise _refused(f"the card of {label}, names {patterns[split]}, and no such file is there")
     return sorted(chosen)

@@ -24,8 +24,6 @@ from zephon.data.clients import store_of
 from zephon.data.storage import Listing, list_files
 from zephon.data.store import Source, shown
 
-__all__ = ["INDEX_SCHEMA", "index_path", "job_listing", "job_of", "load_table", "save_table"]
-
 _log = logging.getLogger(__name__)
 
 _VERSION = 3

@@ -16,8 +16,6 @@ from zephon.data.formats.base import Group
 from zephon.data.reader import GroupSource, OpenDataset
 from zephon.errors import DataError
 
-__all__ = ["open_table"]
-
 _GROUP_ROWS = 4096
 
 

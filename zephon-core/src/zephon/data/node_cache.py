@@ -28,8 +28,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-__all__ = ["NodeCache"]
-
 _log = logging.getLogger(__name__)
 
 _OURS = re.compile(r"[0-9a-f]{40}\.(range|part|lock|whole|sum)")  # the last two of earlier versions

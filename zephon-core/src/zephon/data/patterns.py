@@ -10,9 +10,8 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-__all__ = ["MAGIC", "Pattern", "select_names", "split_pattern"]
-
 MAGIC = re.compile(r"[*?\[]")
+HIDDEN = "._"
 
 
 def split_pattern(path: str) -> tuple[str, str]:
@@ -25,13 +24,14 @@ def split_pattern(path: str) -> tuple[str, str]:
 class Pattern:
     """A pattern as an automaton over the parts of a path: states are sets of how many of its parts have matched."""
 
-    def __init__(self, pattern: str) -> None:
+    def __init__(self, pattern: str, hidden: str = HIDDEN) -> None:
         self._parts = [part for part in pattern.split("/") if part]
+        self._hidden = hidden
         self.start = self._closed({0})
 
     def step(self, states: frozenset[int], name: str) -> frozenset[int]:
         """The states after one more folder or file name; empty where nothing below it can match."""
-        visible = name[:1] not in ("", ".", "_")  # empty names only mark a folder
+        visible = name[:1] not in ("", *self._hidden)  # empty names only mark a folder
         after = set()
         for state in states:
             part = self._parts[state] if state < len(self._parts) else "**"
@@ -54,9 +54,9 @@ class Pattern:
         return frozenset(states)
 
 
-def select_names(paths: Iterable[str], folder: str, pattern: str) -> list[str]:
+def select_names(paths: Iterable[str], folder: str, pattern: str, hidden: str = HIDDEN) -> list[str]:
     """Those of `paths` that lie below `folder` and match there, relative to it."""
-    start, wanted = f"{folder}/" if folder else "", Pattern(pattern)
+    start, wanted = f"{folder}/" if folder else "", Pattern(pattern, hidden)
     names = []
     for path in paths:
         if path.startswith(start):

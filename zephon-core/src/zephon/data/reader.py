@@ -22,8 +22,6 @@ from zephon.data.storage import WINDOW_BYTES, FileChanged, Listing, StoredFile
 from zephon.data.store import Unavailable
 from zephon.errors import DataError
 
-__all__ = ["GroupSource", "OpenDataset", "ShardFiles"]
-
 # Parsed footers and open decompressors kept per dataset; one per lane that reads at once is enough.
 _MAX_OPEN_SHARDS = 128
 # Above this share of the rows of the groups it touches, a `take` copies those groups into one and picks from that;

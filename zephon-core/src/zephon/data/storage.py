@@ -28,17 +28,6 @@ from zephon.data.patterns import MAGIC, Pattern, split_pattern
 from zephon.data.store import Changed, Source, attempt, shown
 from zephon.errors import DataError
 
-__all__ = [
-    "SMALL_BYTES",
-    "WINDOW_BYTES",
-    "FileChanged",
-    "Listing",
-    "StoredFile",
-    "is_remote",
-    "list_files",
-    "local_path",
-]
-
 SMALL_BYTES = 64 << 10
 """A file of a store up to this size is read in one piece: as much is read of the end of a Parquet file anyway."""
 WINDOW_BYTES = 4 << 20
@@ -101,7 +90,7 @@ class StoredFile:
             return pa.PythonFile(_RangeFile(self, ranges), mode="r")
         try:
             file = pa.OSFile(self.path, "rb")
-            now = os.fstat(file.fileno())
+            now = os.stat(self.path)
         except OSError as error:
             raise DataError(f"cannot open '{self.path}': {_reason(error)}; make it readable and start again") from error
         if (now.st_size, now.st_mtime_ns) != (self.size, self.mtime_ns):

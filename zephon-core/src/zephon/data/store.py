@@ -20,19 +20,6 @@ from urllib.parse import unquote
 from zephon.data.patterns import MAGIC, select_names, split_pattern
 from zephon.errors import DataError
 
-__all__ = [
-    "ATTEMPT_SECONDS",
-    "Changed",
-    "Found",
-    "Source",
-    "Store",
-    "StoreFault",
-    "Unavailable",
-    "attempt",
-    "check_length",
-    "shown",
-]
-
 _log = logging.getLogger(__name__)
 
 DEADLINE_SECONDS = 300.0

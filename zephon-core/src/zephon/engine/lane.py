@@ -12,7 +12,6 @@ only the head. The end of a window travels through the queues as a mark between 
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
@@ -31,12 +30,11 @@ from zephon.errors import DataError
 from zephon.ops.base import Job, Ordered
 from zephon.ops.documents import Emitted
 
-__all__ = ["LaneStream"]
-
 # Each block has an overhead of about a millisecond, so blocks are as large as the look-ahead allows; a lane starts with
 # small ones, so that its first record does not wait for a large one.
 _MAX_BLOCK_BYTES = 2 << 20
 _FIRST_BLOCK_BYTES = 128 << 10
+_FIRST_ROWS = 256  # of a chunk; many lanes take long to order the rows of whole chunks
 _BLOCKS_AHEAD = 2
 _SMALL_JOB_BYTES = 1 << 20  # runs in the calling thread
 
@@ -62,7 +60,7 @@ class LaneStream:
 
     Args:
         plan: the compiled pipeline.
-        lane: which lane.
+        lane: which lane, or which feed of several lanes.
         start: where the lane is entered.
         skip: records after `start` that have been used already.
         runner: runs the work.
@@ -96,11 +94,13 @@ class LaneStream:
         self._fault_budget = FaultBudget(plan.faults, plan.logged, partial(on_fault, lane) if on_fault else None)
         # Rows on their way to the packer.
         self._lookahead_bytes = lookahead_bytes
-        self._block_bytes = _FIRST_BLOCK_BYTES
+        buffer = plan.shuffle.buffer_size // plan.topology.lanes if plan.shuffle else 0
+        # Text for twice as many records as are needed for the first one to be given out.
+        self._block_bytes = min(_FIRST_BLOCK_BYTES, 8 * plan.pack.record_length * max(1, buffer))
         self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._pieces = self._cut_into_pieces()
         if plan.readahead_bytes and runner.looks_ahead:
-            self._pieces = self._announced(self._pieces, plan.readahead_bytes // plan.topology.width)
+            self._pieces = self._announced(self._pieces, plan.readahead_bytes // len(plan.topology.owned_feeds))
         self._exhausted = False
         self._bytes_under_way = 0.0  # of text submitted and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
@@ -130,25 +130,22 @@ class LaneStream:
             (self._rows, self._push),
         ]
 
-    def fill(self, max_pieces: float = math.inf) -> None:
-        """Submit work up to the look-ahead; at least one block where none is pending and no record is ready."""
+    def fill(self) -> bool:
+        """Submit a piece of work if the look-ahead has room, or none is pending and no round ready; whether it did."""
         # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
-        while (
-            max_pieces > 0
-            and not self._exhausted
-            and (
-                not (self._documents or self._rows or self.ready)
-                or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
-            )
+        if self._exhausted or not (
+            not (self._documents or self._rows or self.ready >= self._plan.topology.lanes_per_feed)
+            or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
         ):
-            self._hand_out()
-            max_pieces -= 1
+            return False
+        self._hand_out()
+        return True
 
     def advance(self) -> None:
-        """Process finished work until records are ready or the lane has ended."""
+        """Process finished work until the records of a round are ready or the lane has ended."""
         self._move_finished()
-        while not self.ready and not self.ended:
+        while self.ready < self._plan.topology.lanes_per_feed and not self.ended:
             # The work in the last queues is the oldest; workers go on with the rest meanwhile.
             for queue, step in self._steps:
                 if queue:
@@ -234,7 +231,7 @@ class LaneStream:
         if block.chunk == start.chunk and len(block.position) and block.position[0] < start.position:
             block = block.from_position(start.position)
         self._totals.add(block)
-        kept, dropped = counts.documents - counts.dropped, counts.dropped
+        kept = counts.documents - counts.dropped
         jobs = self._packer.push(block)
         for chunk, faults in block.faults:
             rows = self._plan.curriculum.chunk(self._lane, chunk)
@@ -243,21 +240,12 @@ class LaneStream:
         without_tokens = counts.documents - counts.dropped == kept
         self._rows_without_tokens = self._rows_without_tokens + int(block.rows_read.sum()) if without_tokens else 0
         if self._rows_without_tokens > self._plan.barren_limit:
-            raise DataError(self._no_tokens_message(oversized=counts.dropped > dropped))
-
-    def _no_tokens_message(self, *, oversized: bool) -> str:
-        names = ", ".join(self._plan.dataset_names)
-        rows = f"no row of {names} has tokens to pack: all {self._rows_without_tokens:,} rows"
-        if oversized:
-            return (
-                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens; use a longer "
-                "sequence length, or split long documents before or in packing."
+            raise DataError(
+                f"no row of {', '.join(self._plan.dataset_names)} has tokens to pack: all "
+                f"{self._rows_without_tokens:,} rows were null, empty, only white space, or left out by the operators, "
+                f"or longer than a record of {self._plan.pack.record_length:,} tokens; {self._plan.remedy}. Where "
+                "documents are too long, use a longer sequence length, or split them before or in packing."
             )
-        left_out = (self._totals.dropped + self._totals.failed).any()
-        return (
-            f"{rows} were null, empty or only white space{', or left out by the operators' * bool(left_out)}; "
-            f"{self._plan.remedy}."
-        )
 
     def _start_jobs(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -336,7 +324,8 @@ class LaneStream:
             index, position = plan.window_first(window), 0
         elif plan.faults.skips:
             position = 0
-        while (chunk := plan.curriculum.chunk(self._lane, index)) is not None:
+        most = position + _FIRST_ROWS
+        while (chunk := plan.curriculum.chunk(self._lane, index, most)) is not None:
             due = np.cumsum(plan.row_bytes[chunk.dataset])
             while position < len(chunk):
                 done = due[position - 1] if position else 0.0
@@ -344,6 +333,9 @@ class LaneStream:
                 yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._max_block_bytes)
+            most *= 4
+            if len(chunk) == most // 4:
+                continue  # perhaps the first rows only
             index, position = index + 1, 0
             if index == plan.window_first(window + 1):
                 window += 1

@@ -22,8 +22,6 @@ from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowOperator, Rows, apply_all
 
-__all__ = ["start_engine"]
-
 
 def start_engine(setup: EngineSetup) -> Engine:
     """Start an engine.

@@ -23,8 +23,6 @@ from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 from zephon.tokenizer.load import TokenizerId, portable_tokenizer
 
-__all__ = ["chain_of", "operators_of_recipe", "options_of_recipe", "source_of"]
-
 
 def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
     """A recipe and those that it continues, the latest first.

@@ -6,7 +6,7 @@ This is where a misconfigured run fails, before its first batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import keys_of
 from zephon.config.options import Options, default_lookahead, default_workers
-from zephon.config.topology import Topology, resolve_lanes
+from zephon.config.topology import Topology, resolve_feeds
 from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
@@ -40,8 +40,6 @@ from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
-
-__all__ = ["Compiled", "compile_pipeline"]
 
 _SpecialIds = tuple[int | None, int | None]
 
@@ -114,18 +112,19 @@ class Compiled:
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def state(self, starts: dict[int, LaneStart], cursor: int, skipped: tuple[tuple[int, int], ...]) -> RunState:
-        """The state of this group where its lanes start at `starts`, `cursor` of its records have been used, and
+        """The state of this group where its feeds start at `starts`, `cursor` of its records have been used, and
         ranges of rounds are left out."""
-        rounds, extra = divmod(cursor, self.topology.width)
+        topology = self.topology
+        rounds, extra = divmod(cursor, topology.width)
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
-            lanes_total=self.topology.lanes,
-            lanes=starts,
+            lanes_total=topology.lanes,
+            lanes={lane: starts[lane // topology.lanes_per_feed] for lane in topology.owned},
             rounds=rounds,
             extra=extra,
-            dp_degree=self.topology.dp_degree,
-            dp_group_id=self.topology.dp_group_id,
+            dp_degree=topology.dp_degree,
+            dp_group_id=topology.dp_group_id,
             skipped=skipped,
             earlier=self.earlier,
         )
@@ -150,7 +149,7 @@ def compile_pipeline(
     Raises:
         ZephonError: the run is misconfigured, or its data cannot be read.
     """
-    topology = _topology(source, options)
+    topology = Topology(options.lanes, options.dp_degree, options.dp_group_id, options.global_batch)
     names = source.names
     operators.check_datasets(names)
     if source.continues is not None and operators.stateful is not None:
@@ -164,6 +163,7 @@ def compile_pipeline(
         operator.identity()  # what objects carry now, before they have worked
     inputs = open_inputs(source, operators, options)
     datasets, needs, samples, tokenizer = inputs.datasets, inputs.needs, inputs.samples, inputs.tokenizer
+    topology = _with_feeds(topology, source, options, datasets)
     encoders, special = _encoders(operators, needs, tokenizer)
     locate = partial(_locate, [dataset.catalog for dataset in datasets])
 
@@ -180,7 +180,7 @@ def compile_pipeline(
     curriculum = source.curriculum(
         {dataset.name: dataset for dataset in datasets},
         [*ratios_before, ratios],
-        lanes=topology.lanes,
+        lanes=topology.feeds,
         tokens_per_step=_tokens_per_step(operators, options),
         cuts=[run.cuts for run in earlier],
     )
@@ -207,7 +207,8 @@ def compile_pipeline(
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(names),
         row_bytes=np.array([_row_bytes(*of) for of in zip(datasets, needs, samples, strict=True)]),
-        lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
+        lookahead_bytes=options.prefetch_buffer_size
+        or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
         barren_limit=10_000 + 2 * sum(int(dataset.catalog.rows) for dataset in datasets),
         mixture=operators.mixture,
@@ -231,23 +232,27 @@ def compile_pipeline(
         special=special,
         tokens_per_row=ratios,
         earlier=tuple(earlier),
-        fingerprint=fingerprint_of(source, operators, options, topology.lanes, contents, tokenizer, special),
+        fingerprint=fingerprint_of(source, operators, options, topology, contents, tokenizer, special),
         workers=workers,
         plan=plan,
         findings=findings,
     )
 
 
-def _topology(source: WorkSource, options: Options) -> Topology:
-    lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
-    topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
-    if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
+def _with_feeds(topology: Topology, source: WorkSource, options: Options, datasets: Sequence[OpenDataset]) -> Topology:
+    # A run that takes over from another keeps its feeds.
+    first = source
+    while first.continues is not None:
+        first = first.continues
+    nbytes = sum(int(each.catalog.bytes) for each in datasets if each.name in first.names) if first.finite else None
+    feeds = resolve_feeds(options.feeds, lanes=topology.lanes, nbytes=nbytes)
+    if source.finite and topology.dp_degree > 1 and feeds > 1 and options.combine_flag is None:
         raise PipelineError(
             f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, "
             "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any "
             "rank called it with True."
         )
-    return topology
+    return replace(topology, lanes_per_feed=topology.lanes // feeds)
 
 
 def _tokens_per_step(operators: Operators, options: Options) -> int | None:

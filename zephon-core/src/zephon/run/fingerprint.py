@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zephon.config.keys import refuse_unknown, settings_of
 from zephon.config.options import Options
+from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Ending
 from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.data.catalog import Catalog
@@ -21,19 +22,6 @@ from zephon.data.formats.registry import names_say
 from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
-
-__all__ = [
-    "FINGERPRINT_NAMES",
-    "STREAM_VERSION",
-    "Content",
-    "check_allowed",
-    "check_fingerprint",
-    "check_ranks_agree",
-    "describe_growth",
-    "fingerprint_of",
-    "number_ranges",
-    "schedule_of",
-]
 
 STREAM_VERSION = 2
 """Raised by every change that alters any stream of records for the same recipe, seed and data."""
@@ -48,6 +36,7 @@ FINGERPRINT_NAMES = (
     "end",
     "endings",
     "ensure_mixture",
+    "feeds",
     "flush_every_k_chunks",
     "formats",
     "groups",
@@ -84,7 +73,7 @@ def fingerprint_of(
     source: WorkSource,
     operators: Operators,
     options: Options,
-    lanes: int,
+    topology: Topology,
     contents: Mapping[str, Content],
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
@@ -98,7 +87,7 @@ def fingerprint_of(
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
     fields: dict[str, Any] = {
         "stream_version": STREAM_VERSION,
-        "canonical_replicas": lanes,
+        "canonical_replicas": topology.lanes,
         "seq_len": pack.max_length,
         "tokenizer": tokenizer.content_hash[:16] if tokenizer else "none",
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
@@ -113,6 +102,8 @@ def fingerprint_of(
         "token_estimation": _settings(source.estimation) if source.estimation else "none",
         "datasets": source.names,
     }
+    if topology.lanes_per_feed > 1:
+        fields["feeds"] = topology.feeds
     if operators.rows:
         fields["row_operators"] = [_shortened(operator.identity()) for operator in operators.rows]
     if not operators.is_plain:
@@ -129,7 +120,7 @@ def fingerprint_of(
     if isinstance(source, ScheduledMixtureWorkSource):
         fields["schedule"] = schedule_of(source, options, operators)
     if source.continues is not None:
-        before = fingerprint_of(source.continues, operators, options, lanes, contents, tokenizer, special)
+        before = fingerprint_of(source.continues, operators, options, topology, contents, tokenizer, special)
         fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     brief = len(source.names) > _DETAILED_DATASETS
     if pack.homogeneity == "group":

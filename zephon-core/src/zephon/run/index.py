@@ -21,8 +21,6 @@ from zephon.columns.appending import append_whole, new_file
 from zephon.columns.lane_start import LaneStart
 from zephon.errors import CheckpointError
 
-__all__ = ["FlushIndex", "FlushIndexWriter"]
-
 _log = logging.getLogger("zephon")
 
 _HEADER_BYTES = 256

@@ -19,19 +19,6 @@ from zephon.run.fingerprint import check_ranks_agree
 from zephon.run.report import Mixture
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = [
-    "Progress",
-    "any_rank",
-    "check_same_data",
-    "check_tokenizer",
-    "gather",
-    "is_distributed",
-    "job_metrics",
-    "on_all_ranks",
-    "on_first_rank",
-    "one_pass",
-]
-
 _T = TypeVar("_T")
 
 

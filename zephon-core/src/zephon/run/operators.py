@@ -17,8 +17,6 @@ from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.tokenize import Tokenize
 
-__all__ = ["Operators"]
-
 # In their order; of the first two kinds there may be several.
 _PLACES: tuple[tuple[type, ...], ...] = (
     (RowOperator,),

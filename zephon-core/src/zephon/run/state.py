@@ -23,8 +23,6 @@ from zephon.config.topology import Topology
 from zephon.errors import CheckpointError
 from zephon.run.fingerprint import check_fingerprint, number_ranges
 
-__all__ = ["Earlier", "RunState", "join_ranges", "merge_checkpoints", "merge_for_group", "read_states"]
-
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
 
@@ -125,24 +123,33 @@ class RunState:
         except msgspec.ValidationError as error:
             raise CheckpointError(f"the state is damaged: {error}; take another one.") from None
         lanes = {lane: LaneStart.of(start) for lane, start in numbers.items()}
+        feeds = state.feeds
+        if type(feeds) is not int or feeds < 1 or state.lanes_total % feeds:
+            raise CheckpointError(f"the state is damaged: it has {feeds!r} feeds; take another one.")
         for lane, start in lanes.items():
-            if start.records_before > state.rounds:
+            if start.records_before > state.rounds * (state.lanes_total // feeds):
                 raise CheckpointError(
                     f"the state is damaged: lane {lane} starts at its record {start.records_before}, after the "
                     f"{state.rounds} rounds used; take another one."
                 )
         return replace(state, lanes=lanes)
 
+    @property
+    def feeds(self) -> int:
+        """Feeds that the lanes share."""
+        feeds: int = self.fingerprint.get("feeds", self.lanes_total)
+        return feeds
+
     def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
-        """The starts of the lanes of a group, and how many of its records have been used.
+        """The starts of the feeds of a group, and how many of its records have been used.
 
         Raises:
             CheckpointError: lanes are missing, or the state was taken inside a round on another topology.
         """
-        if self.lanes_total != topology.lanes:
+        if (self.lanes_total, self.feeds) != (topology.lanes, topology.feeds):
             raise CheckpointError(
-                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas), this pipeline has "
-                f"{topology.lanes}; the number of lanes is fixed for the life of a run."
+                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas) and {self.feeds} feeds, "
+                f"this pipeline has {topology.lanes} and {topology.feeds}; both are fixed for the life of a run."
             )
         missing = [lane for lane in topology.owned if lane not in self.lanes]
         if missing:
@@ -157,7 +164,8 @@ class RunState:
                 "only the same group of the same dp_degree can go on from it; take states at step ends to change "
                 "dp_degree."
             )
-        return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
+        starts = {lane // topology.lanes_per_feed: self.lanes[lane] for lane in topology.owned}
+        return starts, self.rounds * topology.width + self.extra
 
     def skips_of(self, start: LaneStart, datasets: Collection[str]) -> LaneStart:
         """A start with the skips, one per dataset by name, of these datasets."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,11 +25,12 @@ from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
 from zephon.data.columns import check_columns, physical_columns, sound_table, sound_type, with_paths
 from zephon.data.fetch import Spans
-from zephon.data.formats.sequential import SequentialBytes
+from zephon.data.formats.sequential import SequentialBytes, codec_of
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
 __all__ = [
+    "LFS_POINTER",
     "MAX_GROUP_ROWS",
     "RUN_BYTES",
     "TOKENS",
@@ -53,6 +54,19 @@ RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
 MAX_GROUP_ROWS = 2**40
 _SAMPLE_BYTES = 4096
+LFS_POINTER = b"version https://git-lfs"
+_ZSTD = b"\x28\xb5\x2f\xfd"
+# The first bytes of files that are not what their name says, the endings that say it, what they are, and the remedy.
+_CONTENTS = (
+    (LFS_POINTER, (), "a pointer of Git LFS to the file", "get the file itself with: git lfs pull"),
+    (b"\x1f\x8b", (".gz", ".tgz"), "compressed with gzip", "rename it to end with .gz"),
+    (_ZSTD, (".zst",), "compressed with zstd", "rename it to end with .zst"),
+    (b"BZh", (".bz2",), "compressed with bz2", "rename it to end with .bz2"),
+    (b"\xfd7zXZ", (), "compressed with xz", "compress it with gzip or zstd instead"),
+    (b"PK\x03\x04", (), "a zip archive", "unpack it"),
+    (b"\xff\xfe", (), "text in UTF-16", "convert it to UTF-8"),
+    (b"\xfe\xff", (), "text in UTF-16", "convert it to UTF-8"),
+)
 # The column of formats that hold token ids and nothing else.
 TOKENS = "tokens"
 
@@ -145,7 +159,6 @@ class Format:
     Attributes:
         name: what `fmt` calls it.
         suffixes: file name endings, lower case, with the dot.
-        describing: names of files that describe a dataset of this format, and are no data of another one.
         found_by_name: whether a file's name says that it is of this format; else it must be named with `fmt`.
         companion: what must lie beside a file for it to be found from its name, for messages.
         is_fallback: its files count only where there are none of another format.
@@ -153,7 +166,6 @@ class Format:
 
     name: str
     suffixes: tuple[str, ...]
-    describing: frozenset[str] = frozenset()
     found_by_name: bool = True
     companion: str = ""
     is_fallback: bool = False
@@ -185,10 +197,15 @@ class Format:
         """
         with corrupt_data_errors(file, self.name):
             shard = self.open_shard(file)
-            check_columns(shard.schema, [size_column], size_column if is_text else None, file.path)
-            digest, groups = shard.scan(size_column)
+            text_column = size_column if is_text else None
+            if shard.schema.names:
+                check_columns(shard.schema, [size_column], text_column, file.path)
             columns = {field.name: _type_name(field.type) for field in with_paths(shard.schema, size_column)}
-            return ShardScan(digest, columns, groups)
+            digest, groups = shard.scan(size_column)
+            found = ShardScan(digest, columns, groups)
+            if not columns and len(found.groups):  # without rows it is an empty frame, whose columns nobody has named
+                check_columns(shard.schema, [size_column], text_column, file.path)
+            return found
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         """The top-level columns of a file, and for formats that have no types of their own what to read each as."""
@@ -254,23 +271,53 @@ def _type_name(kind: pa.DataType) -> str:
 
 @contextmanager
 def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator[None]:
-    """Turns whatever a decoding library raises over a damaged file into one `DataError` that names the file.
+    """Turns whatever a decoding library raises over a file into one `DataError` that names the file.
 
     Damaged bytes make libraries raise almost anything (Arrow errors, OSError, KeyError, OverflowError), hence the
-    broad net; it is cast only around calls that decode foreign bytes. It is a `Damaged` unless the machine failed.
+    broad net; it is cast only around calls that decode foreign bytes. It is a `Damaged` where the bytes are at fault.
     """
     try:
         yield
+    except Damaged as error:
+        if other := "" if where else _other_content(file):
+            raise DataError(other) from error
+        raise
     except ZephonError:
         raise
     except Exception as error:
         lines = str(error).splitlines()
         reason = " ".join((lines[0] if lines else type(error).__name__).split()).rstrip(". ")
-        kind = Damaged if is_damage(error) else DataError
-        raise kind(
-            f"'{file.path}'{where} cannot be read as {fmt} ({reason}): the file is truncated, damaged or of another "
-            "format, so restore it or leave it out"
-        ) from error
+        what = f"'{file.path}'{where} cannot be read as {fmt} ({reason})"
+        if other := "" if where else _other_content(file):
+            raise DataError(other) from error
+        if is_damage(error):
+            remedy = "the file is truncated, damaged or of another format, so restore it or leave it out"
+            raise Damaged(f"{what}: {remedy}") from error
+        if isinstance(error, NotImplementedError):
+            remedy = f"pyarrow {pa.__version__} has no support for that, so write the file in another way or update it"
+        elif isinstance(error, OSError | MemoryError):
+            remedy = "the machine failed, not the file, so repair that and start again"
+        else:
+            remedy = (
+                f"{type(error).__name__} is an error of the program, not of the file, so check the libraries' versions"
+            )
+        raise DataError(f"{what}: {remedy}") from error
+
+
+def _other_content(file: StoredFile) -> str:
+    """What a file holds by its first bytes, for messages, where its name promises something else; else ""."""
+    with suppress(ZephonError), file.open() as handle:
+        head, codec = bytes(handle.read_at(min(file.size, 64), 0)), codec_of(file.path)
+        for mark, endings, what, remedy in _CONTENTS:
+            if head.startswith(mark) and not any(ending in file.path.lower() for ending in endings):
+                return f"'{file.path}' is {what}, which its name does not say; {remedy}"
+        if head.startswith(_ZSTD) and len(head) > 5 and not head[4] & 0x20:  # RFC 8878, 3.1.1.1
+            window = (8 + (head[5] & 7)) << (7 + (head[5] >> 3))
+            if window > 128 << 20:  # which decompressors do not take on without being asked to
+                return f"'{file.path}' has zstd windows of {window >> 20:,} MiB; expected at most 128. Use --long=27"
+        if codec is not None and head[:1] in (b"{", b"["):
+            return f"'{file.path}' is not compressed, though its name says {codec}; rename it"
+    return ""
 
 
 def run_bounds(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -24,8 +24,6 @@ from zephon.data.formats.base import Format, Group, Groups, Shard, library, run_
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
 
-__all__ = ["Lance"]
-
 
 class Lance(Format):
     """Lance datasets. Group offset = first row of the fragment, length = version of the dataset."""

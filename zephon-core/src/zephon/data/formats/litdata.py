@@ -23,8 +23,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.data.fetch import Spans
+from zephon.data.formats.arrow_ipc import IpcShard
 from zephon.data.formats.base import TOKENS, Format, Group, Shard, read_exactly
-from zephon.data.formats.ipc import IpcShard
 from zephon.data.formats.samples import (
     INDEX_NAME,
     PICKLED,
@@ -38,8 +38,6 @@ from zephon.data.formats.samples import (
 from zephon.data.formats.sequential import open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-__all__ = ["LitData"]
 
 _MAX_FRAME_BYTES = 1 << 31
 _PACKED = re.compile(r"\.zstd(:\d+)?\.bin$")
@@ -61,7 +59,6 @@ class LitData(Format):
 
     name = "litdata"
     suffixes = (".bin",)
-    describing = frozenset([INDEX_NAME])
     companion = "index.json (LitData)"
 
     def claims(self, name: str, beside: AbstractSet[str]) -> bool:

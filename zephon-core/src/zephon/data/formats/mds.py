@@ -19,7 +19,6 @@ import pyarrow as pa
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Shard
 from zephon.data.formats.samples import (
-    INDEX_NAME,
     PICKLED,
     Field,
     FieldSpans,
@@ -31,8 +30,6 @@ from zephon.data.formats.samples import (
 from zephon.data.formats.sequential import CODECS, SNAPPY, open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
-
-__all__ = ["MosaicShards"]
 
 _CODECS = {**CODECS, ".br": "brotli", ".snappy": SNAPPY}
 _TEXT = frozenset(["str", "json", "str_int", "str_float", "str_decimal"])
@@ -47,7 +44,6 @@ class MosaicShards(Format):
 
     name = "mds"
     suffixes = (".mds", *(f".mds{packed}" for packed in _CODECS))
-    describing = frozenset([INDEX_NAME])
 
     def is_sequential(self, name: str) -> bool:
         return _codec(name) is not None
@@ -86,11 +82,7 @@ def _shard_names(index: StoredFile) -> list[tuple[str, ...]] | None:
 
 
 def _fields(config: bytes, path: str) -> list[Field]:
-    """The columns that a shard describes.
-
-    Raises:
-        ValueError: the description is damaged.
-    """
+    """The columns that a shard describes."""
     content = json.loads(config)
     described = list(zip(*(content[f"column_{key}"] for key in ("names", "encodings", "sizes")), strict=True))
     for name, encoding, size in described:

@@ -12,10 +12,9 @@ from zephon.data.columns import physical_columns
 from zephon.data.formats.base import MAX_GROUP_ROWS, Format, Group, Groups, Shard
 from zephon.data.storage import StoredFile
 
-__all__ = ["Parquet"]
-
 # The end of a file that is fetched at once; holds nearly every footer, and costs no more than a few bytes would.
 _TAIL_BYTES = 64 * 1024
+_PART_ROWS = 64
 
 
 class Parquet(Format):
@@ -83,7 +82,12 @@ class _ParquetShard(Shard):
             # One thread per call: the engine's own worker threads are the parallelism. No pre-buffering either: on
             # local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
             reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
-            return reader.read_row_group(group.offset, columns=list(columns), use_threads=False)
+            names = list(columns)
+            try:
+                return reader.read_row_group(group.offset, columns=names, use_threads=False)
+            except pa.ArrowNotImplementedError:  # of a nested column with more than 2 GiB of text, which goes in parts
+                parts = reader.iter_batches(_PART_ROWS, [group.offset], names, use_threads=False)
+                return pa.Table.from_batches(parts)
 
 
 def _footer(file: StoredFile) -> tuple[pq.FileMetaData, str]:

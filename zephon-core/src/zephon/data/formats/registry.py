@@ -1,6 +1,6 @@
 """The formats there are, and which one the files of a dataset have.
 
-Formats come from here and from the entry points `zephon.formats` of installed packages: an entry point's name is the
+Formats come from here and from the entry points `zephon.formats` of other packages: an entry point's name is the
 format's, its value a `Format` object or a class that makes one. Where two formats claim a file, the one that is listed
 first has it, and those of Zephon come first; the other one can be named.
 """
@@ -17,23 +17,23 @@ from zephon.data.fetch import Spans
 from zephon.data.formats.arrow_ipc import ArrowIpc
 from zephon.data.formats.base import Format
 from zephon.data.formats.jsonl import JsonLines
+from zephon.data.formats.lance import Lance
+from zephon.data.formats.litdata import LitData
+from zephon.data.formats.mds import MosaicShards
 from zephon.data.formats.parquet import Parquet
 from zephon.data.formats.text import PlainText
 from zephon.data.formats.tokens import Megatron, NumpyTokens, PlainTokens
+from zephon.data.formats.vortex import Vortex
 from zephon.data.formats.webdataset import WebDataset
 from zephon.data.storage import Listing
 from zephon.errors import DataError, RecipeError
 
-__all__ = ["GROUP", "PLUGINS", "format_named", "formats", "names_say", "select_format"]
-
 GROUP = "zephon.formats"
-PLUGINS = {
-    "mds": "zephon.data.formats.mds:MosaicShards",
-    "litdata": "zephon.data.formats.litdata:LitData",
-    "lance": "zephon.data.formats.lance:Lance",
-    "vortex": "zephon.data.formats.vortex:Vortex",
-}
-"""Zephon's own entry points, as its pyproject.toml declares them, for a source tree that is not installed."""
+# What is about a dataset or a model, and has no rows of its own; tools write these beside the data.
+_ABOUT = (
+    "config dataset_info dataset_infos dataset_dict state index wids stats metadata croissant package tokenizer vocab "
+    "tokenizer_config special_tokens_map added_tokens generation_config preprocessor_config model.safetensors.index"
+)
 
 
 @functools.cache
@@ -44,17 +44,11 @@ def formats() -> dict[str, Format]:
         RecipeError: an installed package's format that cannot be loaded, or has the name of another one.
     """
     own = [Parquet(), JsonLines(), ArrowIpc(), WebDataset(), Megatron(), NumpyTokens()]
-    own += [PlainTokens("uint16"), PlainTokens("uint32")]
-    plugins = {name: EntryPoint(name, value, GROUP) for name, value in PLUGINS.items()}
-    for entry in entry_points(group=GROUP):
-        if plugins.setdefault(entry.name, entry).value != entry.value:
-            raise RecipeError(
-                f"two packages have a format '{entry.name}', {plugins[entry.name].value} and {entry.value}; uninstall "
-                "one of them"
-            )
-    loaded = [_loaded(entry) for entry in plugins.values()]
+    own += [PlainTokens("uint16"), PlainTokens("uint32"), MosaicShards(), LitData(), Lance(), Vortex()]
+    # An installation of an earlier version declares Zephon's own as well.
+    added = [entry for entry in entry_points(group=GROUP) if not entry.value.startswith("zephon.")]
     known: dict[str, Format] = {}
-    for fmt in (*own, *loaded, PlainText()):
+    for fmt in (*own, *map(_loaded, added), PlainText()):
         if fmt.name in known:
             raise RecipeError(f"two formats are called '{fmt.name}'; uninstall the package of one of them")
         known[fmt.name] = fmt
@@ -65,16 +59,13 @@ def _loaded(entry: EntryPoint) -> Format:
     try:
         fmt = entry.load()
         fmt = fmt() if isinstance(fmt, type) else fmt
+        if not isinstance(fmt, Format) or fmt.name != entry.name:
+            raise TypeError(f"it is {fmt!r}; expected a zephon.data.formats.base.Format of that name")
     except Exception as error:
         raise RecipeError(
-            f"the format '{entry.name}' ({entry.value}) cannot be loaded ({type(error).__name__}: {error}); repair or "
+            f"the format '{entry.name}' ({entry.value}) cannot be loaded ({type(error).__name__}: {error}). Repair or "
             "uninstall its package"
         ) from error
-    if not isinstance(fmt, Format) or fmt.name != entry.name:
-        raise RecipeError(
-            f"the entry point '{entry.name}' of {GROUP} is {fmt!r}; expected a zephon.data.formats.base.Format of that "
-            "name. Repair or uninstall its package"
-        )
     return fmt
 
 
@@ -146,5 +137,6 @@ def _kinds(names: Sequence[str]) -> list[Format | None]:
     beside = frozenset(names)
     known = formats().values()
     kinds = [next((fmt for fmt in known if fmt.claims(name, beside)), None) for name in names]
-    describing = {name for fmt in set(kinds) if fmt is not None for name in fmt.describing}
-    return [None if posixpath.basename(name) in describing else fmt for name, fmt in zip(names, kinds, strict=True)]
+    about = {f"{name}.json" for name in _ABOUT.split()}
+    data = [None if posixpath.basename(name) in about else fmt for name, fmt in zip(names, kinds, strict=True)]
+    return data if any(data) else kinds

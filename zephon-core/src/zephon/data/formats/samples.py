@@ -27,8 +27,6 @@ from zephon.data.formats.sequential import open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
 
-__all__ = ["INDEX_NAME", "PICKLED", "Field", "FieldSpans", "SampleShard", "read_head", "read_index", "select_indexed"]
-
 INDEX_NAME = "index.json"
 PICKLED = "holds pickled Python objects, which can run code when read and are refused; write it as text or numbers"
 
@@ -244,9 +242,6 @@ def _field_spans(data: pa.Buffer, ends: npt.NDArray[np.int64], sizes: Sequence[i
     """Where each field lies in `data`, which is n samples without gaps; `ends` int64[n + 1], the first of them 0.
 
     `sizes` are the fields' bytes, None for a field whose size stands at the start of each sample.
-
-    Raises:
-        ValueError: fields that are not just as long as their sample.
     """
     starts = ends[:-1]
     varying = sizes.count(None)

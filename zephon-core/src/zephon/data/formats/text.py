@@ -12,11 +12,9 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
-from zephon.data.formats.base import Format, Group, Groups, Shard, read_exactly
+from zephon.data.formats.base import LFS_POINTER, Format, Group, Groups, Shard, read_exactly
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
-
-__all__ = ["PlainText"]
 
 # A larger file is a corpus, not a document.
 _MAX_BYTES = 1 << 30
@@ -55,6 +53,6 @@ class _TextShard(Shard):
             )
         with file.open() as handle:
             content = read_exactly(handle, 0, file.size, file.size)
-        if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-            raise DataError(f"'{file.path}' is written as UTF-16, and text files must be UTF-8; convert it")
+        if content.startswith((LFS_POINTER, b"\xff\xfe", b"\xfe\xff")):
+            raise ValueError("no UTF-8")
         return content.removeprefix(b"\xef\xbb\xbf")

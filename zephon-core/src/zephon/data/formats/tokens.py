@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from zephon.data.formats import base
 from zephon.data.formats.base import (
+    LFS_POINTER,
     TOKENS,
     Format,
     Group,
@@ -39,8 +40,6 @@ from zephon.data.formats.base import (
 )
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
-
-__all__ = ["ROW_TOKENS", "Megatron", "NumpyTokens", "PlainTokens"]
 
 ROW_TOKENS = 8192
 
@@ -88,16 +87,9 @@ class NumpyTokens(Format):
         is_first = np.lib.format.read_magic(head) == (1, 0)
         read_header = np.lib.format.read_array_header_1_0 if is_first else np.lib.format.read_array_header_2_0
         shape, is_fortran, dtype = read_header(head)
-        if dtype.hasobject:
-            raise DataError(
-                f"'{file.path}' holds pickled Python objects, which can run code when read and are refused; save "
-                "an array of whole numbers"
-            )
         if dtype.kind not in "iu" or len(shape) not in (1, 2) or not all(0 <= number <= 2**48 for number in shape):
-            raise DataError(
-                f"'{file.path}' holds {dtype.name} of shape {shape}, and whole numbers of one or two dimensions "
-                "were expected: token ids, or rows of them"
-            )
+            kind = "pickled Python objects" if dtype.hasobject else f"{dtype.name} of shape {shape}"
+            raise DataError(f"'{file.path}' holds {kind}; expected token ids, whole numbers of one or two dimensions")
         if len(shape) == 2 and is_fortran:
             raise DataError(f"'{file.path}' is in Fortran order; save it in C order (numpy.ascontiguousarray)")
         return _ArrayShard(file, dtype, head.getvalue()[: head.tell()], shape)
@@ -114,7 +106,10 @@ class PlainTokens(Format):
 
     def open_shard(self, file: StoredFile) -> Shard:
         with file.open() as handle:
-            if read_exactly(handle, 0, min(6, file.size), file.size) == _NUMPY_MARK:
+            head = read_exactly(handle, 0, min(len(LFS_POINTER), file.size), file.size)
+            if head == LFS_POINTER:
+                raise ValueError("a pointer")
+            if head.startswith(_NUMPY_MARK):
                 raise DataError(f"'{file.path}' is an .npy file, which says itself what it holds; use fmt = \"numpy\"")
         dtype = np.dtype(self.name).newbyteorder("<")
         if file.size % dtype.itemsize:

@@ -18,8 +18,6 @@ from zephon.data.formats.base import Format, Group, Groups, Shard, library, read
 from zephon.data.storage import StoredFile
 from zephon.errors import ZephonError
 
-__all__ = ["Vortex"]
-
 # Holds the footer of nearly any file, which is what the digest is of.
 _TAIL_BYTES = 64 << 10
 

@@ -42,8 +42,6 @@ from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
-__all__ = ["KEY", "WebDataset"]
-
 KEY = "__key__"
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -69,7 +67,6 @@ class WebDataset(Format):
 
     name = "webdataset"
     suffixes = (".tar", *(f".tar{packed}" for packed in CODECS), ".tgz")
-    describing = frozenset(["wids.json", "index.json"])
 
     def is_sequential(self, name: str) -> bool:
         return _codec(name) is not None

@@ -27,8 +27,6 @@ import numpy as np
 
 from zephon.errors import WorkerError
 
-__all__ = ["Channel", "Closed"]
-
 _INLINE_BYTES = 32 << 10  # a smaller message is faster through the socket
 _INLINE_ARRAY_BYTES = 1 << 10
 _ALIGNMENT = 64

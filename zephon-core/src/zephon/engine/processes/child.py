@@ -31,8 +31,6 @@ from zephon.columns.faults import reason_of
 from zephon.engine.processes.channel import Channel, Closed
 from zephon.errors import PipelineError, WorkerError
 
-__all__ = ["Child", "ChildTask", "log_records", "pickle_task", "portable_error", "replay_logs"]
-
 _GRACE_SECONDS = 2.0
 _PARENT_CHECK_SECONDS = 1.0
 _START = (

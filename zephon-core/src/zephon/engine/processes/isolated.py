@@ -22,8 +22,6 @@ from zephon.engine.processes.child import Child, log_records, pickle_task, porta
 from zephon.engine.start import start_engine
 from zephon.engine.totals import Totals
 
-__all__ = ["IsolatedEngine"]
-
 _READY = 2  # blocks that may wait for the consumer, as with an engine in a thread
 
 

@@ -18,8 +18,6 @@ from zephon.engine.processes.channel import Channel, Closed
 from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs
 from zephon.errors import WorkerError
 
-__all__ = ["SEATS", "WorkerPool"]
-
 _log = logging.getLogger("zephon")
 
 SEATS = 2
