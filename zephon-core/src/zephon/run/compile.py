@@ -37,7 +37,7 @@ from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import Content, describe_growth, fingerprint_of
 from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
 from zephon.run.operators import Operators
-from zephon.run.state import Earlier, RunState
+from zephon.run.state import Earlier, RunState, data_digest
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
 
@@ -83,7 +83,7 @@ class Compiled:
     @property
     def digest(self) -> str:
         """One SHA-256 over the fingerprint and the measured ratios."""
-        return self.state({}, 0, ()).data
+        return data_digest(self.fingerprint, self.tokens_per_row, self.earlier)
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -130,11 +130,16 @@ class Compiled:
         )
 
     def describe_growth(self, field: str, before: Any) -> str:
-        """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""
-        for name, (catalog, column, _) in self.contents.items():
-            if field == f"dataset {name}":
-                return describe_growth(catalog, column, self.source.relative_weights[name], before)
-        return ""
+        """Words for a changed field of the fingerprint where a dataset has only new shards or a new weight, else ""."""
+        name, written, weights = field.removeprefix("dataset "), self.source.mixture or {}, self.source.relative_weights
+        if field == name or name not in self.contents:
+            return ""
+        if isinstance(before, dict) and {**before, "weight": weights[name]} == self.fingerprint[field]:
+            first = next(other for other, weight in weights.items() if weight)
+            now = f"{written[name]:g} to {written[first]:g}"
+            return f"the weight to that of {first} is {now}, and was {before['weight']:g} to 1"
+        catalog, column, _ = self.contents[name]
+        return describe_growth(catalog, column, weights[name], before)
 
 
 def compile_pipeline(

@@ -80,10 +80,8 @@ class RunState:
 
     @property
     def data(self) -> str:
-        """One SHA-256 over the fingerprint and the measured ratios, of the run and of those before it."""
-        earlier = (run.tokens_per_row for run in self.earlier)
-        text = json.dumps([self.fingerprint, self.tokens_per_row, *earlier], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()
+        """Digest of what decides the data."""
+        return data_digest(self.fingerprint, self.tokens_per_row, self.earlier)
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, with a checksum over all of them."""
@@ -171,6 +169,12 @@ class RunState:
         """A start with the skips, one per dataset by name, of these datasets."""
         skips = dict(zip(sorted(self.tokens_per_row), start.skips, strict=True)) if start.skips else {}
         return replace(start, skips=tuple(skips.get(name, 0) for name in sorted(datasets)))
+
+
+def data_digest(fingerprint: Mapping[str, Any], ratios: _Ratios, earlier: Iterable[Earlier]) -> str:
+    """One SHA-256 over the fingerprint and the measured ratios, of a run and of those before it."""
+    text = json.dumps([fingerprint, ratios, *(run.tokens_per_row for run in earlier)], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_states(states: Any) -> list[RunState]:
