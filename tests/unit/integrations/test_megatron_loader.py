@@ -564,7 +564,10 @@ class TestHistory:
             check_count(entries, second.fingerprint, ())
         with pytest.raises(CheckpointError, match=r"this run has read other data so far[\s\S]*seed: was 5, is 7"):
             check_count([first], {"seed": 7, "mixture": 1}, ())
-        assert [str(c) for c in check_count([first], {"seed": 7, "mixture": 1}, ("seed",))] == ["seed: was 5, is 7"]
+        with pytest.raises(CheckpointError, match=r"seed cannot be accepted. Records are counted from the start"):
+            check_count([first], {"seed": 7, "mixture": 1}, ("seed",))
+        backend = "tokenizer_backend"  # another version of the library gives the same tokens
+        assert len(check_count([Entry(0, {backend: 5}, False)], {backend: 7}, (backend,))) == 1
         counted = Entry(64, {"seed": 7, "mixture": 1}, False)  # accepted while counting: it counts again
         assert check_count([first, counted], counted.fingerprint, ()) == []
         # A run that goes on from an earlier place forgets what came after it.

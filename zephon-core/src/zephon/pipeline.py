@@ -35,7 +35,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
-from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
 from zephon.run.report import Account, LeftOver, Mixture, mixture_of
@@ -73,6 +73,7 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._history = ""  # as in `RunState`
         self._after = ""  # digest of the data of the state restored
 
     @staticmethod
@@ -199,7 +200,7 @@ class Pipeline:
     def compiled(self) -> Compiled:
         """The pipeline made ready: opened datasets, loaded tokenizer, measured ratios and the plan."""
         if self._compiled is None:
-            self._compiled = self._compiled_with(self._ratios, self._earlier, self._options)
+            self._compiled = self._compiled_with(self._ratios, self._earlier, self._options, self._history)
             self._ratios = self._compiled.tokens_per_row
             _log.info("pipeline ready\n%s", explain(self._compiled))
         return self._compiled
@@ -271,7 +272,8 @@ class Pipeline:
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
         lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
-        are those of the state.
+        are those of the state. An accepted change that makes other records of the same rows takes each lane back to
+        where it can be entered: no row is lost, and rows used since come again.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -297,27 +299,20 @@ class Pipeline:
         if options.feeds == "auto" and not known and read.lanes_total == options.lanes:
             options = options.changed({"feeds": read.feeds})
         earlier, ratios = read.earlier, read.tokens_per_row
+        theirs, after = read.fingerprint, read.data
         if takes_over:
-            earlier, ratios = self._take_over(read, options, allow, remedy)
-        compiled = self._compiled_with(ratios, earlier, options)
-        check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
+            read, earlier, ratios = self._take_over(read, options, allow, remedy)
+        compiled = self._compiled_with(ratios, earlier, options, read.history)
+        check_allowed(allow, [theirs, compiled.fingerprint], remedy)
         if not takes_over:
-            accepted = check_fingerprint(
-                read.fingerprint,
-                compiled.fingerprint,
-                allow=allow,
-                where="the state was taken with other data",
-                remedy=remedy,
-                explain=compiled.describe_growth,
-            )
-            for change in accepted:
-                _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
+            read, compiled = compiled.accepting(read, allow, remedy)
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
-        self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
-        self._options, self._after = options, read.data
+        self._compiled, self._ratios = compiled, compiled.tokens_per_row
+        self._earlier, self._history = compiled.earlier, compiled.history
+        self._options, self._after = options, after
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -332,21 +327,23 @@ class Pipeline:
             step: number of steps before that place; needs the option `global_batch`.
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
 
-        A run that went on over a change accepted by `allow_changes` cannot be entered this way: what lies before the
-        change is made of other data. Restore one of its states.
-
         Raises:
             PipelineError: the place is not one where all groups can start.
-            CheckpointError: the flush index belongs to other data.
+            CheckpointError: the flush index belongs to other data; or the run went on over a change that made other
+                records of its rows, so that it can be entered at its states alone.
         """
         compiled = self.compiled
+        if compiled.history:
+            raise CheckpointError(
+                "seek counts records from the start of the run, and this one went on over a change that made other "
+                "records of its rows (allow_changes); restore one of its states."
+            )
         topology = compiled.topology
         if step is not None and sequence_number is None:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
         elif sequence_number is not None and step is None:
-            rounds, extra = divmod(
-                check(_Number, sequence_number, "seek sequence_number", PipelineError), topology.lanes
-            )
+            number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
+            rounds, extra = divmod(number, topology.lanes)
             if extra:
                 raise PipelineError(
                     f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
@@ -354,8 +351,8 @@ class Pipeline:
         else:
             raise PipelineError("seek needs either step or sequence_number.")
         starts = self._beginning()
-        if self._options.flush_index is not None:
-            index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
+        if (folder := self._options.flush_index) is not None:
+            index = FlushIndex(folder, compiled.digest, compiled.lane_history, compiled.plan.first_start)
             starts = {feed: index.start(feed, rounds * topology.lanes_per_feed) for feed in topology.owned_feeds}
         self._move(starts, rounds * topology.width)
         return self
@@ -410,8 +407,8 @@ class Pipeline:
 
     def _take_over(
         self, read: RunState, options: Options, allow: Collection[str], remedy: str
-    ) -> tuple[tuple[Earlier, ...], dict[str, float]]:
-        """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+    ) -> tuple[RunState, tuple[Earlier, ...], dict[str, float]]:
+        """The state, where lanes are cut for this run to take over from its run, and the ratios that stay known."""
         source = self._source.continues
         assert source is not None
         before = Pipeline(source)
@@ -433,7 +430,8 @@ class Pipeline:
             )
         earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
         before.close()
-        return earlier, compiled.tokens_per_row if same_unit else {}
+        state = compiled.state(*before._place(), before._skipped)
+        return state, earlier, compiled.tokens_per_row if same_unit else {}
 
     def _rounds_per_step(self) -> int:
         rounds = self.compiled.topology.rounds_per_step
@@ -477,15 +475,16 @@ class Pipeline:
         self._account = Account.at(starts, cursor, len(self._source.datasets))
 
     def _compiled_with(
-        self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options
+        self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options, history: str
     ) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
         if ratios is not None:
             ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
         now = self._compiled
         if now is not None and (ratios, tuple(earlier), options) == (now.tokens_per_row, now.earlier, now.options):
-            return now
-        return compile_pipeline(self._source, Operators.from_list(self._operators), options, ratios, earlier)
+            return replace(now, history=history)
+        operators = Operators.from_list(self._operators)
+        return replace(compile_pipeline(self._source, operators, options, ratios, earlier), history=history)
 
     def _with(self, kind: Any, *args: Any, **options: Any) -> Pipeline:
         """This pipeline and an operator of a kind; options that it does not have are refused."""

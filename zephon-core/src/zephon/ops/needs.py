@@ -16,8 +16,6 @@ from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.text import TextTemplate
 from zephon.ops.tokenize import Tokenize
 
-__all__ = ["Needs", "columns_needed"]
-
 
 @dataclass(frozen=True, slots=True)
 class Needs:

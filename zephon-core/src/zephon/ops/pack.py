@@ -14,9 +14,6 @@ from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
-__all__ = ["PackFlat", "PackSequences", "WrapPacker"]
-
-
 _NAMED_APART = ("max_length", "algorithm")  # the settings that fingerprints have under names of their own
 
 

@@ -71,7 +71,11 @@ class BatchStream:
         self._ledger = (
             LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
         )
-        self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
+        self._windows = (
+            FlushIndexWriter(options.flush_index, compiled.digest, compiled.lane_history)
+            if options.flush_index
+            else None
+        )
         self._faults = self._fault_report()
         if cursor:
             record, batch = cursor * topology.dp_degree, options.global_batch
