@@ -140,7 +140,7 @@ class RowSettings:
         'Special tokens that the assistant may spell, separated by blanks, "all" or "none"; by default '
         '"<think> </think>".',
     )
-    tokens_field: Column | None = key(None, "Column of token ids; by default input_ids.")
+    tokens_field: Column | None = key(None, "Column of token ids; by default input_ids, or the only column.")
     loss_field: Column | None = key(None, "Column of flags, true where a token id is trained on.")
     labels_field: Column | None = key(None, "Column of labels, -100 where a token id is not trained on.")
     positions_field: Column | None = key(None, "Column of the positions of token ids.")
