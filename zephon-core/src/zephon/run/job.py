@@ -68,11 +68,7 @@ def check_tokenizer(
 
 
 def check_writable(option: str, folder: str) -> None:
-    """Check that a folder can be written to, before the first save.
-
-    Raises:
-        PipelineError: it cannot.
-    """
+    """Check that a folder can be written to, before the first save; raises a `PipelineError`."""
     try:
         os.makedirs(folder, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder) as file:
@@ -214,17 +210,8 @@ def job_metrics(
 ) -> dict[str, float]:
     """Metrics of the whole job since `since`, by two small reductions.
 
-    zephon/data_wait(s)
-        Mean time that the trainer waited for a step (or a microbatch), on the rank that waited longest.
-    zephon/padding(%)
-        Share of places that hold no real token.
-    zephon/cursor
-        Records that all ranks have used since the start of the run.
-    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
-        Tokens used since the process started; their share of all tokens; the target share.
-    zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
-        Rows that were null, empty or only white space; rows left out because they could not be used. Both include rows
-        read ahead.
+    The wait is a mean per step or microbatch, of the rank that waited longest; other counts are those since the process
+    started, of rows with those read ahead.
 
     Args:
         now, cursor, mixture: of this rank's loader; `now` is None on a rank without one, which adds nothing.
