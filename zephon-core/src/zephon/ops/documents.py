@@ -23,8 +23,6 @@ from zephon.errors import DataError
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
-__all__ = ["DocumentWorker", "Emitted"]
-
 Failed = Sequence[tuple[int, str, str]]
 """(place, operator, reason) of rows that cannot be used."""
 Faults = tuple[tuple[int, tuple[RowFault, ...]], ...]
