@@ -82,8 +82,8 @@ def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp
         return best if best in fitting else max(fitting, key=rank, default=best)
     if groups > 1:
         raise TopologyError(
-            f"dp_degree is {dp_degree}, and neither canonical_replicas (the number of lanes) nor a global batch is given; "
-            f"set canonical_replicas to a number that every dp_degree you may use divides, such as {max(64, dp_degree)}."
+            f"dp_degree is {dp_degree}, and neither canonical_replicas (lanes) nor a global batch is given; set "
+            f"canonical_replicas to a number that every dp_degree you may use divides, such as {max(64, dp_degree)}."
         )
     return 1
 
