@@ -38,8 +38,6 @@ from zephon.loader import (
     one_pass,
 )
 
-__all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
-
 
 class _Rank(NamedTuple):
     """The role of this process in the job.
