@@ -2,6 +2,7 @@
 
 import copy
 import json
+import logging
 import pickle
 import time
 
@@ -240,6 +241,22 @@ def test_one_changed_weight_among_many_is_the_one_that_is_named(tiny_tokenizer):
     with pytest.raises(CheckpointError) as caught:
         build_many(tiny_tokenizer, datasets, x3=2.0).restore(state)
     assert "dataset x3: was '1/1/1/" in str(caught.value) and str(caught.value).count("dataset x") == 2
+
+
+def test_a_changed_weight_is_told_as_written(tiny_tokenizer):
+    datasets = [Dataset.from_dict(name, {"text": [f"text of {name}"]}) for name in "ab"]
+    state = advanced(build_many(tiny_tokenizer, datasets, a=4.0, b=3.0), 2).checkpoint()
+    with pytest.raises(CheckpointError, match=r"dataset b: the weight to that of a is 0.5 to 2, and was 0.75 to 1"):
+        build_many(tiny_tokenizer, datasets, a=2.0, b=0.5).restore(state)
+
+
+def test_where_the_data_go_on_and_what_is_left_out_is_logged(tiny_tokenizer, states, caplog):
+    pipeline = build(tiny_tokenizer, global_batch=8).restore(states)
+    with caplog.at_level(logging.INFO, "zephon"):
+        pipeline.skip(4, 6)
+        next(iter(pipeline))
+    assert "left out: steps 5 to 6, which are records 32 to 47" in caplog.text
+    assert "the data go on at record 20, inside step 3" in caplog.text
 
 
 def test_only_what_can_differ_can_be_allowed_to(tiny_tokenizer, states):

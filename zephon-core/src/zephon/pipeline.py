@@ -223,9 +223,8 @@ class Pipeline:
         return True
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
-        """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`; the options are
-        those of `SampleBatch.to_training`.
-        """
+        """A dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`, of what `SampleBatch.to_training`
+        gives."""
         from zephon.torch_data import PipelineDataset
 
         return PipelineDataset(self, **to_training)
@@ -323,7 +322,7 @@ class Pipeline:
         from its start, which costs the time it takes to make it.
 
         Args:
-            step: number of the step, from 0; needs the option `global_batch`.
+            step: number of steps before that place; needs the option `global_batch`.
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
 
         Raises:
@@ -357,11 +356,11 @@ class Pipeline:
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
-        """Leave out the steps from `first_step` up to, but not including, `last_step`, for example after a loss spike.
+        """Leave out `last_step - first_step` steps after the first `first_step` ones, for example after a loss spike.
 
-        Steps keep their numbers: the step after the last one before the range is `last_step`. They are counted from
-        record 0, all of `global_batch` records; a run that was restored inside one, as after a change of the global
-        batch, is refused. The range is kept in the state; all ranks must do the same, before they reach it.
+        Steps keep their numbers. They are batches of `global_batch` records from the start of the run on, also where
+        that was another before; a run that was restored inside one is refused. The range is kept in the state. All ranks
+        must do the same, before they reach it.
         """
         first, last = (check(_Number, each, "a step to skip", PipelineError) for each in (first_step, last_step))
         per_step, width = self._rounds_per_step(), self.compiled.topology.width
@@ -374,11 +373,13 @@ class Pipeline:
         reached = -(-self._place()[1] // (width * per_step))
         if not reached <= first < last:
             raise PipelineError(
-                f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
-                "second number must be above the first."
+                f"skip({first_step}, {last_step}) is no range of steps to come; expected numbers from {reached} (steps "
+                "done) on, the second above the first."
             )
         self.close()
         self._skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
+        begin, end = (each * per_step * self.compiled.topology.lanes for each in (first, last))
+        _log.info("left out: steps %d to %d, which are records %d to %d", first + 1, last, begin, end - 1)
         return self
 
     @property

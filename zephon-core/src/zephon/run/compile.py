@@ -158,11 +158,16 @@ class Compiled:
         return read, replace(self, history=read.history)
 
     def describe_growth(self, field: str, before: Any) -> str:
-        """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""
-        for name, (catalog, column, _) in self.contents.items():
-            if field == f"dataset {name}":
-                return describe_growth(catalog, column, self.source.relative_weights[name], before)
-        return ""
+        """Words for a changed field of the fingerprint where a dataset has only new shards or a new weight, else ""."""
+        name, written, weights = field.removeprefix("dataset "), self.source.mixture or {}, self.source.relative_weights
+        if field == name or name not in self.contents:
+            return ""
+        if isinstance(before, dict) and {**before, "weight": weights[name]} == self.fingerprint[field]:
+            first = next(other for other, weight in weights.items() if weight)
+            now = f"{written[name]:g} to {written[first]:g}"
+            return f"the weight to that of {first} is {now}, and was {before['weight']:g} to 1"
+        catalog, column, _ = self.contents[name]
+        return describe_growth(catalog, column, weights[name], before)
 
 
 def compile_pipeline(

@@ -77,6 +77,10 @@ class BatchStream:
             else None
         )
         self._faults = self._fault_report()
+        if cursor:
+            record, batch = cursor * topology.dp_degree, options.global_batch
+            step = f", {'inside' if record % batch else 'in'} step {record // batch + 1}" if batch else ""
+            _log.info("the data go on at record %d%s", record, step)
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, passed = divmod(cursor, topology.width)
         self._engine = compiled.engine(
