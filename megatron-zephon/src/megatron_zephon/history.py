@@ -18,8 +18,6 @@ import msgspec
 from zephon import CheckpointError
 from zephon.loader import Change, check_fingerprint
 
-__all__ = ["Entry", "check_count", "read_history", "with_entry", "write_history"]
-
 FILE = "zephon-data.json"
 
 

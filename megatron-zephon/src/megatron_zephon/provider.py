@@ -31,8 +31,6 @@ from megatron_zephon.training import predicts_more
 from zephon import DataRecipe, Pipeline, PipelineError
 from zephon.loader import Tokenizer, Topology, any_rank, check_same_data, on_all_ranks, on_first_rank, one_pass
 
-__all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
-
 
 class _Rank(NamedTuple):
     """The role of this process in the job.

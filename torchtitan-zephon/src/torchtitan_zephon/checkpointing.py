@@ -28,8 +28,6 @@ from torchtitan_zephon.trainer_view import TrainerView
 from zephon import CheckpointError, merge_checkpoints
 from zephon.loader import LaneStart, RunState, Topology, gather, on_first_rank
 
-__all__ = ["Ahead", "blank_keys", "from_keys", "look_ahead", "saved_lanes", "to_keys"]
-
 _RUN, _LANE, _PREFIX = "run", "lane_", "dataloader."
 _RUN_BYTES = 256 << 10  # ten thousand datasets take about half of it
 _AFRESH = "To begin the data at its start, set --dataloader.start_afresh, which a restarted job may keep."

@@ -30,8 +30,6 @@ from zephon.loader import (
     one_pass,
 )
 
-__all__ = ["ZephonDataLoader", "training_loader"]
-
 _log = logging.getLogger("zephon")
 _training: weakref.ref[ZephonDataLoader] | None = None
 

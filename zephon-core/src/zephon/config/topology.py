@@ -26,8 +26,6 @@ import numpy as np
 from zephon.config.keys import Limit, Positive, Whole, check
 from zephon.errors import TopologyError
 
-__all__ = ["Topology", "divisors", "resolve_feeds", "resolve_lanes"]
-
 MAX_AUTO_LANES = 256
 FEED_BYTES = 1 << 30
 """Least data of a feed: every group reads all of its feeds, and lanes end together where feeds are few."""
