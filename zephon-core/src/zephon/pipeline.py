@@ -359,8 +359,8 @@ class Pipeline:
         """Leave out `last_step - first_step` steps after the first `first_step` ones, for example after a loss spike.
 
         Steps keep their numbers. They are batches of `global_batch` records from the start of the run on, also where
-        that was another before; a run that was restored inside one is refused. The range is kept in the state. All ranks
-        must do the same, before they reach it.
+        that was another before; a run restored inside one is refused. The range is kept in the state. All ranks must do
+        the same, before they reach it.
         """
         first, last = (check(_Number, each, "a step to skip", PipelineError) for each in (first_step, last_step))
         per_step, width = self._rounds_per_step(), self.compiled.topology.width
