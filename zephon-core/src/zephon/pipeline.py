@@ -200,7 +200,8 @@ class Pipeline:
         if self._compiled is None:
             self._compiled = self._compiled_with(self._ratios, self._earlier, self._options, self._history)
             self._ratios = self._compiled.tokens_per_row
-            _log.info("pipeline ready\n%s", explain(self._compiled))
+            if os.environ.get("RANK", "0") == "0":  # else every rank of a job prints it
+                _log.info("pipeline ready\n%s", explain(self._compiled))
         return self._compiled
 
     def fingerprint(self) -> dict[str, Any]:
