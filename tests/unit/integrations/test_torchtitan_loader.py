@@ -116,7 +116,8 @@ class TestConfig:
 
     def test_in_python_alone_makes_the_batches_of_the_same_recipe(self, recipe, tokenizer):
         sources = [
-            Source(name=name, path=str(recipe.with_name(name)), weight=weight) for name, weight in zip("ab", (2, 1))
+            Source(name=name, path=str(recipe.with_name(name)), weight=weight)
+            for name, weight in (("a", 2.0), ("b", 1.0))
         ]
         alone = ZephonDataLoader.Config(sources=sources, seed=5, chunk_size=40, shuffle_buffer_size=16)
         (here, _), (there, _) = (take(build(each, tokenizer), 2) for each in (alone, config(recipe)))
