@@ -28,8 +28,10 @@ from zephon.loader import (
     check_same_data,
     check_tokenizer,
     check_writable,
+    compact_index,
     is_distributed,
     on_all_ranks,
+    on_first_rank,
     one_pass,
 )
 
@@ -133,6 +135,7 @@ class ZephonDataLoader(BaseDataLoader):
             recipe = one_pass(validation.to_recipe())
             pipelines.append(self._evaluation(recipe, topology(recipe, steps=False), folder))
         check_same_data([pipeline.fingerprint() for pipeline in pipelines])
+        on_first_rank(lambda: compact_index(config.flush_index, self._pipeline.compiled))
         global _training
         _training = weakref.ref(self)
 

@@ -17,7 +17,7 @@ Comparing the data with those of an earlier run or of other ranks
 Collective calls
     `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
 Folders
-    `check_writable`.
+    `check_writable`, `compact_index`.
 Evaluation
     `one_pass`.
 Metrics
@@ -32,6 +32,7 @@ from zephon.config.recipe import SourceRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import Change
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.index import compact_index
 from zephon.run.job import (
     Progress,
     any_rank,
@@ -66,6 +67,7 @@ __all__ = [
     "check_same_data",
     "check_tokenizer",
     "check_writable",
+    "compact_index",
     "gather",
     "is_distributed",
     "job_metrics",
