@@ -120,7 +120,7 @@ class Compiled:
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
             lanes_total=topology.lanes,
-            lanes={lane: starts[lane // topology.lanes_per_feed] for lane in topology.owned},
+            lanes={n: start for n in topology.owned if (start := starts.get(n // topology.lanes_per_feed))},
             rounds=rounds,
             extra=extra,
             dp_degree=topology.dp_degree,
