@@ -77,6 +77,27 @@ def test_a_template_puts_several_columns_into_one_text(tmp_path, suffix):
         opened(tmp_path, ["{title}{nope}"])
 
 
+SMALL = ["5", "-0", "9999999999", "10000000000", "-12345678901", str(2**53 - 1), "0.5", "123456789012.5"]
+LARGE = [str(2**53), str(2**53 + 1), "1234567890123456789", str(-(10**30))]
+
+
+@pytest.mark.parametrize("numbers", [SMALL, SMALL + LARGE], ids=["fast", "by line"])
+def test_whole_numbers_of_json_lines_stand_in_templates_as_in_the_file(tmp_path, monkeypatch, numbers):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}, "t": "x"}}\n' for n in [*numbers, "null", "1e10"]))
+    if numbers is SMALL:
+        monkeypatch.setattr(jsonl, "_parse_line_by_line", lambda *_: pytest.fail("read line by line"))
+    dataset = opened(tmp_path, ["{t}{n}", "n"])
+    expected = ["1.234567890125e+11" if n == "123456789012.5" else n for n in numbers]
+    assert column(dataset, "{t}{n}") == [f"x{n}" for n in [*expected, "", "10000000000"]]
+    assert dataset.take(np.arange(2)).column("n").to_pylist() == [5.0, 0.0]
+
+
+def test_a_template_prints_decimals(tmp_path):
+    prices = pa.array(["1.50", "12345678901234.00", None]).cast(pa.decimal128(20, 2))
+    pq.write_table(pa.table({"price": prices, "t": ["a", "b", "c"]}), tmp_path / "a.parquet")
+    assert column(opened(tmp_path, ["{t}: {price}"]), "{t}: {price}") == ["a: 1.50", "b: 12345678901234.00", "c: "]
+
+
 def test_a_template_works_in_memory_and_in_a_pipeline_name(tmp_path):
     dataset = Dataset.from_dict("m", {"a": ["x"], "b": [{"c": "y"}]}, text_field="{a} {b.c}")
     opened_ = dataset.open(["{a} {b.c}"], size_column="{a} {b.c}", cache=DecodeCache(0))

@@ -13,14 +13,7 @@ import numpy as np
 from zephon.config.keys import Column, Names, check, key, quote
 from zephon.config.settings import ChatLoss
 from zephon.errors import PipelineError
-from zephon.ops.chat_messages import (
-    MessageFailure,
-    normal_messages,
-    normal_tools,
-    paired_messages,
-    python_values,
-    with_system,
-)
+from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
@@ -209,7 +202,7 @@ class ChatEncoder(Encoder):
         for index, (value, system, tools) in enumerate(zip(*columns, strict=True)):
             try:
                 messages = value() if callable(value) else normal_messages(value)
-                messages = with_system(messages, spec.system, system) if system else messages
+                messages = _with_system(messages, spec.system, system) if system else messages
                 if messages:
                     texts.append(self._conversation(messages, normal_tools(tools)))
                 (kept if messages else blank).append(index)
@@ -276,3 +269,12 @@ class ChatEncoder(Encoder):
 def _values(table: Any, column: str | None) -> list[Any]:
     """The values of a column that may be missing."""
     return table.column(column).to_pylist() if column in table.column_names else [None] * table.num_rows
+
+
+def _with_system(messages: list[dict[str, Any]], column: str | None, text: Any) -> list[dict[str, Any]]:
+    """A conversation behind the system message of a column; MessageFailure where it has one of its own."""
+    if not isinstance(text, str):
+        raise MessageFailure(f'column "{column}"', text, "text")
+    if messages and messages[0]["role"] == "system":
+        raise MessageFailure(f'a system message beside that of column "{column}"', messages[0], "one of the two")
+    return [{"role": "system", "content": text}, *messages] if messages else []

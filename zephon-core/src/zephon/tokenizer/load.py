@@ -37,14 +37,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?(@\w[
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of one tokenizer.
+    """The files of one tokenizer: a name for messages, tokenizer.json, and what reads others, or gives None.
 
-    Attributes:
-        label: its name in messages: the path of its tokenizer.json, or its hub name.
-        tokenizer: bytes of tokenizer.json.
-        read: the bytes of another file by its name, or None where there is none.
-        templates: names of the files in the folder of additional chat templates.
-        alone: whether it is one file, without others that say what its special tokens are.
+    `templates` lists the folder of additional chat templates; `alone`: no other file declares special tokens.
     """
 
     label: str

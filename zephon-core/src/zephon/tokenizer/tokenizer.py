@@ -56,15 +56,9 @@ def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Token
             "'auto'."
         )
     slow = backend == "auto" and chosen.name == "tokenizers"  # by a factor of 50
-    _log.log(
-        logging.WARNING if slow else logging.INFO,
-        "%s: tokenizing with %s %s (%.2f s)%s",
-        definition.label,
-        chosen.name,
-        chosen.version,
-        time.perf_counter() - started,
-        "".join(f"; not with {reason}" for reason in choice.refusals),
-    )
+    took, reasons = time.perf_counter() - started, "".join(f"; not with {reason}" for reason in choice.refusals)
+    message = f"{definition.label}: tokenizing with {chosen.name} {chosen.version} ({took:.2f} s){reasons}"
+    _log.log(logging.WARNING if slow else logging.INFO, "%s", message)
     return Tokenizer(definition, choice, insisted=backend != "auto")
 
 
