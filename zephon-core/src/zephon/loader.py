@@ -17,7 +17,7 @@ Comparing the data with those of an earlier run or of other ranks
 Collective calls
     `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
 Evaluation
-    `one_pass`.
+    `evaluation_recipe`.
 Metrics
     `Progress`, `Mixture`, `job_metrics`.
 """
@@ -35,12 +35,12 @@ from zephon.run.job import (
     any_rank,
     check_same_data,
     check_tokenizer,
+    evaluation_recipe,
     gather,
     is_distributed,
     job_metrics,
     on_all_ranks,
     on_first_rank,
-    one_pass,
 )
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
@@ -62,6 +62,7 @@ __all__ = [
     "check_fingerprint",
     "check_same_data",
     "check_tokenizer",
+    "evaluation_recipe",
     "gather",
     "is_distributed",
     "job_metrics",
@@ -69,6 +70,5 @@ __all__ = [
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",
-    "one_pass",
     "resolve_lanes",
 ]
