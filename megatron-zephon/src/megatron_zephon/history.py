@@ -85,6 +85,7 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
         allow=allowed,
         where="this run has read other data so far",
         remedy="--zephon-allow-changes",
+        counted=True,
     )
 
 

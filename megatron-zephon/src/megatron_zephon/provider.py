@@ -25,6 +25,7 @@ from megatron_zephon.checks import (
     train_topology,
 )
 from megatron_zephon.loaders import EvalLoader, TrainLoader
+from megatron_zephon.options import folders_for
 from megatron_zephon.resume import describe, go_to_place, saved_lanes
 from megatron_zephon.training import predicts_more
 from zephon import DataRecipe, Pipeline, PipelineError
@@ -66,10 +67,15 @@ def zephon_train_valid_test_datasets_provider(
     args = get_args()
     if not hasattr(args, "zephon_data_config"):
         raise PipelineError(
-            "Megatron's arguments have no Zephon options; parse them with megatron_zephon.pretrain_gpt_zephon.parse()."
+            "Megatron's arguments have no Zephon options; parse them with "
+            "megatron_zephon.pretrain_gpt_zephon.parse(extra_args_provider)."
         )
     rank = _this_rank(args, vp_stage)
-    args.zephon_data_folder = args.dataloader_save
+    if not hasattr(args, "zephon_data_folder"):
+        for name, value in folders_for(args).items():  # set already by `parse`, if the program uses it
+            if not getattr(args, name):
+                setattr(args, name, value)
+        args.zephon_data_folder = args.dataloader_save
     saved = on_first_rank(lambda: saved_lanes(args))
     recipe, topology, tokenizer = on_all_ranks(lambda: _checked(args, rank, saved))
     form = BatchForm.of(args, tokenizer.eos_id)

@@ -342,9 +342,12 @@ class TestState:
     def test_of_other_data_is_refused_and_accepted_on_purpose(self, recipe, tokenizer):
         keys, _ = self.saved(recipe, tokenizer, 1, 8)
         loader = Trainer(config(recipe, seed=6), tokenizer).dataloader
-        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*--dataloader.allow_changes"):
+        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*seed cannot be accepted"):
             loader.load_state_dict(keys)
-        loader = Trainer(config(recipe, seed=6, allow_changes=["seed", "shuffle"]), tokenizer).dataloader
+        loader = Trainer(config(recipe, shuffle_buffer_size=24), tokenizer).dataloader
+        with pytest.raises(CheckpointError, match=r"shuffle: was .*[\s\S]*pass --dataloader.allow_changes shuffle"):
+            loader.load_state_dict(keys)
+        loader = Trainer(config(recipe, shuffle_buffer_size=24, allow_changes=["shuffle"]), tokenizer).dataloader
         loader.load_state_dict(keys)
         take(loader, 1)
 

@@ -202,7 +202,9 @@ class RecordBlock:
         base = np.repeat(np.arange(n, dtype=np.int64) * length, np.diff(self.span_offsets))
         # Padding counts like a document.
         short = np.flatnonzero(self.lengths < length)
-        flat = np.sort(np.concatenate([base + self.span_start, short * length + self.lengths[short]]))
+        flat = base + self.span_start
+        if len(short):
+            flat = np.sort(np.concatenate([flat, short * length + self.lengths[short]]), kind="stable")
         counts = np.diff(flat, append=n * length)
         positions = np.arange(n * length, dtype=np.int32) - np.repeat(flat.astype(np.int32), counts)
         return positions.reshape(n, length)

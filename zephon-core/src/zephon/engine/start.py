@@ -24,12 +24,7 @@ from zephon.ops.rows import RowOperator, Rows, apply_all
 
 
 def start_engine(setup: EngineSetup) -> Engine:
-    """Start an engine.
-
-    Raises:
-        PipelineError: work cannot be sent to processes, or a stateful transform cannot begin.
-        WorkerError: processes cannot be started.
-    """
+    """Start an engine."""
     inline, workers = setup.runner == "inline", dict(setup.workers)
     pool = WorkerPool(1 if inline else workers["tokenize"])
     setup = replace(setup, plan=_with_processes(setup.plan, pool, everything=setup.runner == "process"))

@@ -23,8 +23,6 @@ from zephon.ops.rows import Rows, check_names
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["ChatEncoder", "TokenizeChat"]
-
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
 # Columns that change what a conversation says, with the option that takes them where there is one.
@@ -123,11 +121,7 @@ class TokenizeChat(EncodeOptions):
         return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
 
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
-        """The same with the columns found among those of a dataset, of which other operators read some.
-
-        Raises:
-            PipelineError: a column that is named is missing, or one that belongs to conversations is not used.
-        """
+        """The same with the columns found among those of a dataset, of which other operators read some."""
         found = self._found(present, dataset)
         parts = _PARTS | (_PARTS_OF_PROMPTS if found.extra_columns else {})
         used = {found.field, *found.extra_columns, *found.optional_columns, *found.ignored, *read}

@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from zephon.columns.arrow import list_offsets, one_chunk
 
-__all__ = ["MessageFailure", "normal_messages", "normal_tools", "paired_messages", "python_values"]
-
 _ROLES = {
     "human": "user",
     "gpt": "assistant",

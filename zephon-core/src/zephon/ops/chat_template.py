@@ -20,8 +20,6 @@ from zephon.config.keys import quote
 from zephon.errors import PipelineError
 from zephon.tokenizer.load import TokenizerId, read_chat_settings, read_template_file
 
-__all__ = ["ChatTemplate", "TemplateFailure", "chat_templates", "digest_of"]
-
 # Lone surrogates are in no text, so nothing that a conversation says is taken for one.
 _BEGIN, _END = "\udce0", "\udce1"
 _BLOCK_ENDS = re.compile(f"([{_BEGIN}{_END}])")

@@ -16,8 +16,6 @@ from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
 from zephon.tokenizer.load import portable_tokenizer
 
-__all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:

@@ -12,11 +12,10 @@ from zephon.data.columns import has_column, physical_columns
 from zephon.data.dataset import Dataset
 from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
+from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.text import TextTemplate
 from zephon.ops.tokenize import Tokenize
-
-__all__ = ["Needs", "columns_needed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +63,8 @@ def columns_needed(
     present = dataset.columns(index_dir, skips=skips, spans=spans)
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
+    if isinstance(encode, Pretokenized) and not {Pretokenized.field, encode.field} & {*present} and len(present) == 1:
+        renamed = {Pretokenized.field: next(iter(present))}
     is_loose = any(kind is not None for kind in present.values())
     if hasattr(encode, "resolved"):
         used = {name for each in operators for name in (present if each.columns is None else each.columns)}

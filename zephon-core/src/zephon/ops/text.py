@@ -16,8 +16,6 @@ from zephon.config.keys import Column, Prose, check_keys, key
 from zephon.errors import PipelineError, RecipeError
 from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, require_columns, text_or_faults
 
-__all__ = ["DecodeText", "TextTemplate"]
-
 
 @dataclass(frozen=True)
 class DecodeText(RowOperator):

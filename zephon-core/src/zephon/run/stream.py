@@ -71,8 +71,16 @@ class BatchStream:
         self._ledger = (
             LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
         )
-        self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
+        self._windows = (
+            FlushIndexWriter(options.flush_index, compiled.digest, compiled.lane_history)
+            if options.flush_index
+            else None
+        )
         self._faults = self._fault_report()
+        if cursor:
+            record, batch = cursor * topology.dp_degree, options.global_batch
+            step = f", {'inside' if record % batch else 'in'} step {record // batch + 1}" if batch else ""
+            _log.info("the data go on at record %d%s", record, step)
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, passed = divmod(cursor, topology.width)
         self._engine = compiled.engine(

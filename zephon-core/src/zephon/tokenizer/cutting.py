@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-__all__ = ["MAX_DOCUMENT_BYTES", "cut", "cut_documents", "joins_at_space"]
-
 MAX_DOCUMENT_BYTES = 4 << 20  # longer ones are cut
 PIECE_BYTES = 1 << 20
 SEARCH_BYTES = 64 << 10  # how far back from the end of a piece a good place is looked for

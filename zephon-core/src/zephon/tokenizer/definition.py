@@ -21,8 +21,6 @@ from zephon.errors import TokenizerError
 from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
 from zephon.tokenizer.specials import DeclaredTokens, declared_tokens, inferred_tokens
 
-__all__ = ["AddedToken", "TokenizerDefinition", "Tree", "read_definition"]
-
 MAX_ID = (1 << 24) - 1
 MAX_TEXT = 1 << 16  # characters of an added token
 MAX_SECTIONS_BYTES = 512 << 10  # JSON of normalizer, pre_tokenizer and decoder; T5's table of characters has 320 KiB

@@ -18,11 +18,6 @@ from zephon.columns.faults import reason_of
 from zephon.errors import TokenizerError
 from zephon.tokenizer.specials import CONFIG, declared_tokens
 
-__all__ = [
-    "TokenizerCopy", "TokenizerFiles", "TokenizerId", "find_tokenizer", "portable_tokenizer", "read_chat_settings",
-    "read_json", "read_template_file",
-]  # fmt: skip
-
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published ones (a million entries) are about half of this
 MAX_CONFIG_BYTES = 16 << 20
 TOKENIZER, TEMPLATES = "tokenizer.json", "additional_chat_templates"

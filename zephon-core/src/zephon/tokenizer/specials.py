@@ -17,8 +17,6 @@ from zephon.config.keys import quote
 from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
 
-__all__ = ["CONFIG", "Declared", "DeclaredTokens", "declared_tokens", "inferred_tokens", "resolve_special_tokens"]
-
 CONFIG = "tokenizer_config.json"
 _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")

@@ -47,11 +47,7 @@ class ChildTask(Protocol):
 
 
 def pickle_task(task: ChildTask) -> bytes:
-    """The task, pickled once for any number of children.
-
-    Raises:
-        PipelineError: the task cannot be pickled.
-    """
+    """The task, pickled once for any number of children."""
     try:
         return pickle.dumps(task, protocol=5)
     except Exception as error:
@@ -115,12 +111,7 @@ class Child:
         return self._process.pid
 
     def wait_until_started(self) -> None:
-        """Wait for the child's first message. Any number of threads may call this, each before it uses a channel.
-
-        Raises:
-            Closed: the process is gone.
-            PipelineError: the child cannot load its task.
-        """
+        """Wait for the child's first message. Any number of threads may call this, each before it uses a channel."""
         with self._lock:
             if not self._started:
                 self._failure, self._started = self.channels[0].receive(), True

@@ -148,11 +148,7 @@ class IsolatedEngine:
         self._end = weakref.finalize(self, self._child.close)
 
     def rounds(self) -> Iterator[RecordBlock]:
-        """The blocks of the child's engine.
-
-        Raises:
-            WorkerError: the child died.
-        """
+        """The blocks of the child's engine."""
         while (block := self._next_block()) is not None:
             yield block
 

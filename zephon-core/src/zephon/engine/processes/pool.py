@@ -80,12 +80,7 @@ class WorkerPool:
         return len(self.functions) - 1
 
     def start(self) -> None:
-        """Start the processes, if any function was added.
-
-        Raises:
-            PipelineError: the functions cannot be pickled.
-            WorkerError: a process cannot be started.
-        """
+        """Start the processes, if any function was added."""
         if self.functions:
             self._task = pickle_task(_Serve(self.functions))
             for _ in range(self._count):
