@@ -114,7 +114,7 @@ class Runs:
         return read_ledger(self.folder / name / "ledger")
 
     def digests(self, name: str) -> dict[int, bytes]:
-        """By step, from 0."""
+        """By step, counted from 0."""
         return {step - 1: digest for step, digest in self.ledger(name).step_digests(BATCH).items()}
 
 

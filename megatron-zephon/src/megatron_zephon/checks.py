@@ -12,18 +12,6 @@ from megatron_zephon.batches import packs
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
 from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, resolve_lanes
 
-__all__ = [
-    "allowed_changes",
-    "check_options",
-    "check_program",
-    "check_recipes",
-    "check_special_tokens",
-    "eval_topology",
-    "read_recipe",
-    "tokenizer_path",
-    "train_topology",
-]
-
 _OTHER_DATA = (
     "data_path",
     "train_data_path",

@@ -8,8 +8,6 @@ from typing import Any
 
 from megatron_zephon.batches import packs
 
-__all__ = ["STATE_FOLDER", "add_options", "defaults_for", "folders_for"]
-
 STATE_FOLDER = "dataloader"
 """The folder of states in that of --save. Not the folder of the iteration, which Megatron would regard as a broken
 checkpoint if it contained other files."""

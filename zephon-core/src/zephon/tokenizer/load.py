@@ -16,7 +16,7 @@ import msgspec
 
 from zephon.columns.faults import reason_of
 from zephon.errors import TokenizerError
-from zephon.tokenizer.specials import CONFIG, declared_tokens
+from zephon.tokenizer.specials import CONFIG, ROLES, declared_tokens
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published ones (a million entries) are about half of this
 MAX_CONFIG_BYTES = 16 << 20
@@ -191,8 +191,8 @@ def read_json(data: bytes, label: str, filename: str) -> dict[str, Any]:
         ) from None
 
 
-def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[str, str]]:
-    """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by role.
+def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[str, str | None]]:
+    """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by declared role.
 
     As in transformers, templates in files of their own take the place of all that tokenizer_config.json has.
 
@@ -200,21 +200,24 @@ def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[
         TokenizerError: the files cannot be read, or are damaged.
     """
     files = find_tokenizer(tokenizer_id)
-    tokens = declared_tokens(files.config).texts
+    declared = declared_tokens(files.config)
+    # Files without the table of tokens may leave out what a class of transformers has by default.
+    tokens: dict[str, str | None] = dict.fromkeys(ROLES) if declared.replaces else {}
+    tokens |= {name: token.content if token else None for name, token in declared.roles.items()}
     paths = [name for name in files.templates() if _TEMPLATE.fullmatch(name)]
     found = {"default": files.read("chat_template.jinja")} | {Path(name).stem: files.read(name) for name in paths}
     own = {name: _text(data, f"a chat template of {files.label!r}") for name, data in found.items() if data is not None}
     if own:
         return own, tokens
-    declared = files.config(CONFIG).get("chat_template")
+    entries = files.config(CONFIG).get("chat_template")
     try:
-        if isinstance(declared, list):
-            declared = {entry["name"]: entry["template"] for entry in declared}
-        named = {"default": declared} if isinstance(declared, str) else declared or {}
+        if isinstance(entries, list):
+            entries = {entry["name"]: entry["template"] for entry in entries}
+        named = {"default": entries} if isinstance(entries, str) else entries or {}
         return msgspec.convert(named, dict[str, str]), tokens
     except (KeyError, TypeError, msgspec.ValidationError):
         raise TokenizerError(
-            f"chat_template in {CONFIG} of {files.label!r} is {declared!r:.80}; expected a template, or a list of "
+            f"chat_template in {CONFIG} of {files.label!r} is {entries!r:.80}; expected a template, or a list of "
             "objects with name and template."
         ) from None
 
