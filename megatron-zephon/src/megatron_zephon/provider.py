@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -29,7 +27,16 @@ from megatron_zephon.options import folders_for
 from megatron_zephon.resume import describe, go_to_place, saved_lanes
 from megatron_zephon.training import predicts_more
 from zephon import DataRecipe, Pipeline, PipelineError
-from zephon.loader import Tokenizer, Topology, any_rank, check_same_data, on_all_ranks, on_first_rank, one_pass
+from zephon.loader import (
+    Tokenizer,
+    Topology,
+    any_rank,
+    check_same_data,
+    check_writable,
+    on_all_ranks,
+    on_first_rank,
+    one_pass,
+)
 
 
 class _Rank(NamedTuple):
@@ -122,7 +129,7 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
     tokenizer = check_special_tokens(args, get_tokenizer())
     for option in ("dataloader_save", "zephon_ledger", "zephon_flush_index"):
         if folder := getattr(args, option):
-            _check_writable(f"--{option.replace('_', '-')}", folder)
+            check_writable(f"--{option.replace('_', '-')}", folder)
     if args.virtual_pipeline_model_parallel_size is not None and args.dataloader_save:
         # Megatron's save_checkpoint takes one loader, not a list.
         print_rank_0(
@@ -131,19 +138,6 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
         )
         args.dataloader_save = None
     return recipe, topology, tokenizer
-
-
-def _check_writable(option: str, folder: str) -> None:
-    """Check that a folder can be written to, before the first save."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise PipelineError(
-            f"{option} is {folder!r}; expected a folder that can be written to ({error.strerror or error}). Name "
-            "another folder, or free space."
-        ) from None
 
 
 def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatch: int, **options: Any) -> Pipeline:

@@ -333,8 +333,8 @@ class LaneStream:
                 yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._max_block_bytes)
-            most *= 4
-            if len(chunk) == most // 4:
+            if len(chunk) == most:
+                most *= 4
                 continue  # perhaps the first rows only
             index, position = index + 1, 0
             if index == plan.window_first(window + 1):

@@ -244,7 +244,10 @@ def compile_pipeline(
         lookahead_bytes=options.prefetch_buffer_size
         or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
-        barren_limit=10_000 + 2 * sum(int(dataset.catalog.rows) for dataset in datasets),
+        # A stateful transform may leave out all but the first of a window, and gives rows again in the next one.
+        barren_limit=10_000
+        + 2 * sum(int(dataset.catalog.rows) for dataset in datasets)
+        + (2 * source.chunk_size * options.flush_every_k_chunks if stateful else 0),
         mixture=operators.mixture,
         tokens_per_row=tuple(max(1, round(ratios[name] * 65536)) for name in names),
         kinds=kinds,
