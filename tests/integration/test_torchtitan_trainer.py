@@ -153,6 +153,8 @@ def test_misconfigured_runs_fail_before_their_first_step(titan, more, validate, 
     run = titan.run("misconfigured", 1, more, validate=validate)
     assert run.codes == [1]
     assert message in run.logs[0] and "step:  1" not in run.logs[0]
+    if "path" in more:  # before parameters are made
+        assert "total parameters" not in run.logs[0]
 
 
 @pytest.mark.deep

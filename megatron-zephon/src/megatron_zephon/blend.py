@@ -16,8 +16,6 @@ from collections.abc import Sequence
 
 from zephon import RecipeError
 
-__all__ = ["main", "recipe_of_blend"]
-
 
 def recipe_of_blend(data_path: Sequence[str], *, seed: int = 1234) -> str:
     """The recipe as TOML.

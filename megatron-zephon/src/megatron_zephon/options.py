@@ -8,8 +8,6 @@ from typing import Any
 
 from megatron_zephon.batches import packs
 
-__all__ = ["STATE_FOLDER", "add_options", "defaults_for", "folders_for"]
-
 STATE_FOLDER = "dataloader"
 """The folder of states in that of --save. Not the folder of the iteration, which Megatron would regard as a broken
 checkpoint if it contained other files."""
@@ -35,7 +33,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--zephon-valid-data-config": {
         "metavar": "RECIPE",
         "nargs": "+",
-        "help": "Data recipe of the validation data, each document once per pass; several with "
+        "help": "Data recipe of the validation data, of which every evaluation takes the same records; several with "
         "--multiple-validation-sets.",
     },
     "--zephon-test-data-config": {"metavar": "RECIPE", "help": "Data recipe of the test data."},

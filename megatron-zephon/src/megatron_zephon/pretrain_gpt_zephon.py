@@ -31,8 +31,6 @@ from megatron_zephon.provider import zephon_train_valid_test_datasets_provider  
 from megatron_zephon.training import forward_step  # noqa: E402
 from zephon import ZephonError  # noqa: E402
 
-__all__ = ["main", "parse"]
-
 
 def _embedding_ranks(pipeline: list[int]) -> list[int]:
     """The ranks of a pipeline that hold word embeddings: the first, the last unless its weights are its own, and those

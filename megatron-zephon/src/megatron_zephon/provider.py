@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -29,9 +27,16 @@ from megatron_zephon.options import folders_for
 from megatron_zephon.resume import describe, go_to_place, saved_lanes
 from megatron_zephon.training import predicts_more
 from zephon import DataRecipe, Pipeline, PipelineError
-from zephon.loader import Tokenizer, Topology, any_rank, check_same_data, on_all_ranks, on_first_rank, one_pass
-
-__all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
+from zephon.loader import (
+    Tokenizer,
+    Topology,
+    any_rank,
+    check_same_data,
+    check_writable,
+    evaluation_recipe,
+    on_all_ranks,
+    on_first_rank,
+)
 
 
 class _Rank(NamedTuple):
@@ -120,11 +125,12 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
     topology = train_topology(recipe, args, dp_size=rank.dp_size, dp_rank=rank.dp_rank, saved=saved)
     for path in (*(args.zephon_valid_data_config or ()), args.zephon_test_data_config):
         if path:
-            eval_topology(_eval_recipe(path, args), args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
+            _eval_recipe(path, args)
+            eval_topology(args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
     tokenizer = check_special_tokens(args, get_tokenizer())
     for option in ("dataloader_save", "zephon_ledger", "zephon_flush_index"):
         if folder := getattr(args, option):
-            _check_writable(f"--{option.replace('_', '-')}", folder)
+            check_writable(f"--{option.replace('_', '-')}", folder)
     if args.virtual_pipeline_model_parallel_size is not None and args.dataloader_save:
         # Megatron's save_checkpoint takes one loader, not a list.
         print_rank_0(
@@ -133,19 +139,6 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
         )
         args.dataloader_save = None
     return recipe, topology, tokenizer
-
-
-def _check_writable(option: str, folder: str) -> None:
-    """Check that a folder can be written to, before the first save."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise PipelineError(
-            f"{option} is {folder!r}; expected a folder that can be written to ({error.strerror or error}). Name "
-            "another folder, or free space."
-        ) from None
 
 
 def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatch: int, **options: Any) -> Pipeline:
@@ -158,7 +151,6 @@ def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatc
         dp_group_id=topology.dp_group_id,
         global_batch=topology.global_batch,
         canonical_replicas=topology.lanes,
-        combine_flag=_any_data_parallel_rank(args),
         **options,
     )
     pipeline.fingerprint()  # opens the data, so that errors show now
@@ -167,7 +159,8 @@ def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatc
 
 def _train_pipeline(args: Namespace, recipe: DataRecipe, topology: Topology) -> Pipeline:
     folders = {"ledger": args.zephon_ledger, "flush_index": args.zephon_flush_index}
-    return _pipeline(args, recipe, topology, args.micro_batch_size, **folders)
+    agreed = _any_data_parallel_rank(args)
+    return _pipeline(args, recipe, topology, args.micro_batch_size, combine_flag=agreed, **folders)
 
 
 def _any_data_parallel_rank(args: Namespace) -> Callable[[bool], bool]:
@@ -181,26 +174,24 @@ def _any_data_parallel_rank(args: Namespace) -> Callable[[bool], bool]:
 
 
 def _eval_recipe(path: str, args: Namespace) -> DataRecipe:
-    """The recipe, unshuffled and with every document once per pass."""
     recipe = read_recipe(path, args, option="--zephon-valid-data-config or --zephon-test-data-config")
-    return one_pass(recipe, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
+    return evaluation_recipe(recipe, repeat=not args.full_validation)
 
 
 def _eval_loaders(args: Namespace, rank: _Rank, form: BatchForm) -> tuple[list[EvalLoader | None], EvalLoader | None]:
     """The loaders of the validation sets, and that of the test set."""
 
-    def loader(path: str, consumed: int) -> EvalLoader | None:
+    def loader(path: str) -> EvalLoader | None:
         if not rank.evaluates:
             return None
         recipe = _eval_recipe(path, args)
-        topology = eval_topology(recipe, args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
+        topology = eval_topology(args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
         return EvalLoader(
             _pipeline(args, recipe, topology, args.eval_micro_batch_size, drop_last=False),
             form,
             calls_per_step=args.eval_global_batch_size // (args.eval_micro_batch_size * rank.dp_size),
-            steps_before=consumed // args.eval_global_batch_size,
+            steps=None if args.full_validation else args.eval_iters,
         )
 
-    consumed = 0 if args.skip_train or args.full_validation else args.consumed_valid_samples
-    valid = [loader(path, consumed) for path in args.zephon_valid_data_config or []]
-    return valid, loader(args.zephon_test_data_config, 0) if args.zephon_test_data_config else None
+    valid = [loader(path) for path in args.zephon_valid_data_config or []]
+    return valid, loader(args.zephon_test_data_config) if args.zephon_test_data_config else None

@@ -57,7 +57,7 @@ def test_auto_lanes_start_wherever_groups_divide_the_global_batch_and_are_alike_
 
 def test_auto_lanes_are_never_guessed_from_the_number_of_groups():
     assert resolve_lanes("auto", global_batch=None, dp_degree=1) == 1
-    with pytest.raises(TopologyError, match=r"dp_degree is 8.*set canonical_replicas .* for example 64"):
+    with pytest.raises(TopologyError, match=r"dp_degree is 8.*set canonical_replicas .* such as 64"):
         resolve_lanes("auto", global_batch=None, dp_degree=8)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from torchtitan.tools.utils import device_type
 
-from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, to_keys
+from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, state_left_out, to_keys
 from torchtitan_zephon.checks import check_topology, tokenizer_folder
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.forms import BaseDataLoader, choose_form
@@ -26,11 +27,11 @@ from zephon.loader import (
     check_allowed,
     check_same_data,
     check_tokenizer,
+    check_writable,
+    evaluation_recipe,
     is_distributed,
-    one_pass,
+    on_all_ranks,
 )
-
-__all__ = ["ZephonDataLoader", "training_loader"]
 
 _log = logging.getLogger("zephon")
 _training: weakref.ref[ZephonDataLoader] | None = None
@@ -55,6 +56,18 @@ class ZephonDataLoader(BaseDataLoader):
     class Config(ZephonConfig):
         """Made by `Config.from_toml("recipe.toml")`; every field can be overridden on the command line."""
 
+        def to_dict(self) -> dict[str, Any]:
+            """The fields as plain data. A trainer asks for them before it builds its model: a wrong recipe, path,
+            column or tokenizer is refused here, on the first rank of every node.
+
+            Raises:
+                ZephonError: a trainer calls, and the data cannot be read as configured.
+            """
+            trainer = TrainerView.of_callers().config
+            if trainer is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+                _check_data(self, trainer)
+            return BaseDataLoader.Config.to_dict(self)
+
     def __init__(
         self,
         config: Config,
@@ -72,22 +85,27 @@ class ZephonDataLoader(BaseDataLoader):
         self.progress = Progress()
         self._started = False
         self._to_skip = [] if self._validating else config.ranges_to_skip()
+        for name in () if self._validating else ("ledger", "flush_index"):
+            if path := getattr(config, name):
+                on_all_ranks(partial(check_writable, f"dataloader.{name}", path))
         check_allowed(config.allow_changes, None, "dataloader.allow_changes")
         batch = view.global_batch(dp_world_size)
         if global_batch_size is not None:
             batch = GlobalBatch(global_batch_size, True, "global_batch_size", global_batch_size)
-        topology = partial(check_topology, batch=batch, dp_world_size=dp_world_size, dp_rank=dp_rank)
         folder = tokenizer_folder(tokenizer)
         if self._validating:
-            recipe = one_pass(config.to_recipe())
-            self._topology = topology(recipe, steps=False)
-            self._pipeline = self._evaluation(recipe, self._topology, folder)
+            self._topology, self._pipeline = self._evaluation(config, dp_world_size, dp_rank, folder)
             check_same_data([self._pipeline.fingerprint()])
             return
         recipe = config.to_recipe()
+        if (folder_left_out := state_left_out(view)) is not None:
+            _log.warning(
+                "--checkpoint.exclude_from_loading leaves out the state of the data in %s: they begin at their start.",
+                folder_left_out,
+            )
         if recipe.canonical_replicas == "auto" and (lanes := saved_lanes(view)):
             recipe = recipe.replace(canonical_replicas=lanes)
-        self._topology = topology(recipe)
+        self._topology = check_topology(recipe, batch, dp_world_size=dp_world_size, dp_rank=dp_rank)
         check_tokenizer(
             folder,
             model_vocab_size=view.model_vocab_size,
@@ -101,16 +119,16 @@ class ZephonDataLoader(BaseDataLoader):
                 batch.key,
                 batch.records,
             )
-        self._pipeline = self._pipeline_of(
-            recipe, self._topology, folder, ledger=config.ledger, flush_index=config.flush_index
-        )
+        # Over all ranks: peers of a data-parallel rank call it equally often.
+        agreed = partial(any_rank, device=device_type) if is_distributed() else bool
+        folders = {"ledger": config.ledger, "flush_index": config.flush_index}
+        self._pipeline = self._pipeline_of(recipe, self._topology, folder, combine_flag=agreed, **folders)
         # Open training and validation data now, so that errors show before the first step.
         pipelines = [self._pipeline]
         validator = getattr(view.config, "validator", None)
         validation = getattr(validator, "dataloader", None)
         if getattr(validator, "enable", False) and isinstance(validation, ZephonConfig):
-            recipe = one_pass(validation.to_recipe())
-            pipelines.append(self._evaluation(recipe, topology(recipe, steps=False), folder))
+            pipelines.append(self._evaluation(validation, dp_world_size, dp_rank, folder)[1])
         check_same_data([pipeline.fingerprint() for pipeline in pipelines])
         global _training
         _training = weakref.ref(self)
@@ -125,33 +143,30 @@ class ZephonDataLoader(BaseDataLoader):
             dp_group_id=topology.dp_group_id,
             global_batch=topology.global_batch,
             canonical_replicas=topology.lanes,
-            # Over all ranks: peers of a data-parallel rank call it equally often.
-            combine_flag=partial(any_rank, device=device_type) if is_distributed() else bool,
             **options,
         )
 
-    def _evaluation(self, recipe: DataRecipe, topology: Topology, tokenizer: str) -> Pipeline:
-        return self._pipeline_of(recipe, topology, tokenizer, drop_last=False)
+    def _evaluation(
+        self, config: ZephonConfig, dp_world_size: int, dp_rank: int, tokenizer: str
+    ) -> tuple[Topology, Pipeline]:
+        """The data of a validator, whose steps are the records that all ranks take at once."""
+        records = self._form.microbatch_size * self._view.pipeline_microbatches * dp_world_size
+        bounded = self._view.bounded_validation if config.infinite is None else config.infinite
+        recipe = evaluation_recipe(config.to_recipe(), repeat=bounded)
+        topology = Topology(records, dp_world_size, dp_rank, records)
+        return topology, self._pipeline_of(recipe, topology, tokenizer, drop_last=False)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
         if not self._started:
             self._skip()
         self._started = True
-        batches, progress, last = iter(self._pipeline), self.progress, None
-        # TorchTitan drops an incomplete validation step, so it is filled with blank records.
-        per_step = self._view.pipeline_microbatches if self._validating else 1
+        batches, progress, began = iter(self._pipeline), self.progress, time.perf_counter()
         try:
-            while True:
-                began = time.perf_counter()
-                batch = next(batches, None)
-                if batch is None:
-                    if last is None or progress.batches % per_step == 0:
-                        return
-                    batch = last.blank()
-                last = batch
+            for batch in batches:
                 shaped = self._form.shape(batch)
                 progress.add(batch, time.perf_counter() - began)
                 yield shaped
+                began = time.perf_counter()
         finally:
             # A validator drops the iterator after its steps; this ends the threads of the pipeline.
             self._pipeline.close()
@@ -242,6 +257,22 @@ class ZephonDataLoader(BaseDataLoader):
     def cursor(self) -> int:
         """Records that all ranks have used since the start of the run."""
         return self._pipeline.cursor
+
+
+_checked: set[str] = set()
+
+
+def _check_data(config: ZephonConfig, trainer: Any) -> None:
+    """Open the data once, as a single rank would."""
+    recipe = config.to_recipe()
+    if (key := repr(recipe)) in _checked:
+        return
+    _checked.add(key)
+    training = trainer.training
+    length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
+    Pipeline.from_recipe(
+        recipe, tokenizer=trainer.hf_assets_path, seq_len=length, microbatch_size=1, runner="inline"
+    ).fingerprint()
 
 
 def training_loader() -> ZephonDataLoader | None:

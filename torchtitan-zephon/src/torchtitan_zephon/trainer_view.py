@@ -16,8 +16,6 @@ from typing import Any
 
 from zephon import TopologyError
 
-__all__ = ["GlobalBatch", "TrainerView"]
-
 
 @dataclass(frozen=True)
 class GlobalBatch:
@@ -91,6 +89,11 @@ class TrainerView:
                 f"{max(1, value // length) * length}."
             )
         return GlobalBatch(value // length, fixed, f"training.{key}", value)
+
+    @property
+    def bounded_validation(self) -> bool:
+        """Whether the trainer validates a number of steps, not all data."""
+        return getattr(getattr(self.config, "validator", None), "steps", -1) != -1
 
     @property
     def pipeline_microbatches(self) -> int:

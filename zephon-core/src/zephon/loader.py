@@ -16,8 +16,10 @@ Comparing the data with those of an earlier run or of other ranks
     `CheckpointError.changes`.
 Collective calls
     `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
+Folders
+    `check_writable`.
 Evaluation
-    `one_pass`.
+    `evaluation_recipe`.
 Metrics
     `Progress`, `Mixture`, `job_metrics`.
 """
@@ -35,12 +37,13 @@ from zephon.run.job import (
     any_rank,
     check_same_data,
     check_tokenizer,
+    check_writable,
+    evaluation_recipe,
     gather,
     is_distributed,
     job_metrics,
     on_all_ranks,
     on_first_rank,
-    one_pass,
 )
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
@@ -62,6 +65,8 @@ __all__ = [
     "check_fingerprint",
     "check_same_data",
     "check_tokenizer",
+    "check_writable",
+    "evaluation_recipe",
     "gather",
     "is_distributed",
     "job_metrics",
@@ -69,6 +74,5 @@ __all__ = [
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",
-    "one_pass",
     "resolve_lanes",
 ]

@@ -76,7 +76,9 @@ def show(
         except CheckpointError as error:
             changes = "; ".join(map(str, error.changes))
             raise DataError(f"{state} is of a run with other data: {changes}.") from None if changes else error
-    elif not account:
+    if place.awaits_state:
+        raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
+    if not (state or account):
         print(
             "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, pass "
             "--ledger or --state.",

@@ -28,12 +28,6 @@ from msgspec import Meta
 
 from zephon.errors import RecipeError, ZephonError
 
-__all__ = [
-    "Column", "Count", "Folder", "Key", "Limit", "Location", "Name", "Names", "Positive", "Prose", "Share", "Size",
-    "Weight", "Weights", "Whole", "check", "check_keys", "expectation", "key", "keys_of", "nearest", "quote",
-    "refuse_unknown", "seen", "settings_of", "within",
-]  # fmt: skip
-
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max

@@ -27,15 +27,6 @@ from zephon.config.keys import (
 from zephon.config.topology import resolve_lanes
 from zephon.errors import PipelineError, ZephonError
 
-__all__ = [
-    "CacheOptions",
-    "FaultPolicy",
-    "Options",
-    "RunSettings",
-    "default_lookahead",
-    "default_workers",
-]
-
 # The disk that data of stores may take where nobody set a folder or a limit: a home folder is not for a corpus.
 DEFAULT_LIMIT_BYTES = 32 * 10**9
 _READY_BYTES = 8 << 20

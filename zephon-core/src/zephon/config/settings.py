@@ -27,16 +27,6 @@ from zephon.config.keys import (
 )
 from zephon.errors import RecipeError
 
-__all__ = [
-    "DATASET_KEYS",
-    "CurriculumSettings",
-    "OrderSettings",
-    "RowSettings",
-    "Stage",
-    "check_schedule",
-    "check_weights",
-]
-
 SpecialTokens = Literal["auto", "bos_eos", "bos", "eos", "none"]
 ChatLoss = Literal["assistant", "last_assistant", "all"]
 

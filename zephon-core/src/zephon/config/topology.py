@@ -26,8 +26,6 @@ import numpy as np
 from zephon.config.keys import Limit, Positive, Whole, check
 from zephon.errors import TopologyError
 
-__all__ = ["Topology", "divisors", "resolve_feeds", "resolve_lanes"]
-
 MAX_AUTO_LANES = 256
 FEED_BYTES = 1 << 30
 """Least data of a feed: every group reads all of its feeds, and lanes end together where feeds are few."""
@@ -78,14 +76,12 @@ def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp
             return (len(divisors(d)), d) if d <= MAX_AUTO_LANES else (0, -d)
 
         best = max(divisors(batch), key=rank)
-        return (
-            best if best % groups == 0 else max((d for d in divisors(batch) if d % groups == 0), key=rank, default=best)
-        )
+        fitting = [d for d in divisors(batch) if d % groups == 0]
+        return best if best in fitting else max(fitting, key=rank, default=best)
     if groups > 1:
         raise TopologyError(
-            f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size "
-            "is given, and the data must not depend on the number of groups; set canonical_replicas to a number that "
-            f"every dp_degree you may use divides, for example {max(64, dp_degree)}."
+            f"dp_degree is {dp_degree}, and neither canonical_replicas (lanes) nor a global batch is given; set "
+            f"canonical_replicas to a number that every dp_degree you may use divides, such as {max(64, dp_degree)}."
         )
     return 1
 

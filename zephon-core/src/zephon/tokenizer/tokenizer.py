@@ -23,8 +23,6 @@ from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
 from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
 from zephon.tokenizer.load import TokenizerId, find_tokenizer
 
-__all__ = ["Tokenizer", "load_tokenizer"]
-
 SAMPLE_BYTES = 128 << 10  # of the user's documents; the reference needs about 20 ms for them
 
 _log = logging.getLogger("zephon.tokenizer")

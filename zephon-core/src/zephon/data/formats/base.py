@@ -29,26 +29,6 @@ from zephon.data.formats.sequential import SequentialBytes, codec_of
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
-__all__ = [
-    "LFS_POINTER",
-    "MAX_GROUP_ROWS",
-    "RUN_BYTES",
-    "TOKENS",
-    "Format",
-    "Group",
-    "Groups",
-    "Shard",
-    "ShardReader",
-    "ShardScan",
-    "corrupt_data_errors",
-    "library",
-    "read_exactly",
-    "run_bounds",
-    "run_groups",
-    "sample_digest",
-    "token_lists",
-]
-
 # Formats that know single rows make groups of neighbouring rows of about so many bytes, and so many rows at most.
 RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
