@@ -19,7 +19,7 @@ Collective calls
 Folders
     `check_writable`, `compact_index`.
 Evaluation
-    `one_pass`.
+    `evaluation_recipe`.
 Metrics
     `Progress`, `Mixture`, `job_metrics`.
 """
@@ -39,12 +39,12 @@ from zephon.run.job import (
     check_same_data,
     check_tokenizer,
     check_writable,
+    evaluation_recipe,
     gather,
     is_distributed,
     job_metrics,
     on_all_ranks,
     on_first_rank,
-    one_pass,
 )
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
@@ -68,6 +68,7 @@ __all__ = [
     "check_tokenizer",
     "check_writable",
     "compact_index",
+    "evaluation_recipe",
     "gather",
     "is_distributed",
     "job_metrics",
@@ -75,6 +76,5 @@ __all__ = [
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",
-    "one_pass",
     "resolve_lanes",
 ]
