@@ -365,7 +365,7 @@ def _fields(line: bytes, file: StoredFile, row: int) -> Fields:
         return _object(line)
     except msgspec.ValidationError:
         _refuse(file, row, f"holds {_named(line)}, not a JSON object", "JSON lines hold one object per line")
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse(file, row, f"is not valid JSON ({error})", "repair or drop that line")
 
 
@@ -420,7 +420,7 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
             return _STRING.decode(value)
         if kind in ("text", "json"):
             return text
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError) as error:
         bad = f"byte {value[error.start]:#04x}" if isinstance(error, UnicodeDecodeError) else "a lone surrogate"
         _refuse(file, row, f"is not valid UTF-8 in '{name}' ({bad})", "repair or drop that line")
     if kind == "number" and first in "-0123456789NI":
