@@ -1,4 +1,4 @@
-"""The lowest versions of dependencies that zephon-core declares work: tests run with them in an environment of their own."""
+"""The lowest versions that zephon-core declares work: tests run with them in an environment of their own."""
 
 import os
 import shutil

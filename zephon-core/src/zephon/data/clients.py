@@ -52,6 +52,8 @@ def store_of(uri: str) -> tuple[Store, str]:
         path = f"{bucket}/{key}"
         if not bucket:
             raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
+    elif kind not in _SCHEMES:
+        bucket = path.partition("/")[0]  # of many the host
     with _lock:
         if (kind, bucket) not in _stores:
             _stores[kind, bucket] = _new_store(kind, bucket)
@@ -169,7 +171,15 @@ class FsspecStore(Store):
         import fsspec
 
         only_once = self.scheme == "memory"  # what is written elsewhere in this process must be seen
-        return self.ask(fsspec.filesystem, self.scheme, skip_instance_cache=not only_once, use_listings_cache=False)
+        system = self.ask(fsspec.get_filesystem_class, self.scheme)
+        options = system._get_kwargs_from_urls(f"{self.scheme}://{self.bucket}/")
+        try:
+            return system(**options, skip_instance_cache=not only_once, use_listings_cache=False)
+        except (ImportError, TypeError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            reason = f"fsspec has no client for {self.scheme}:// here ({str(error).partition(chr(10))[0]})"
+            raise StoreFault("refused", f"{reason}; set up what it needs, or copy or mount the dataset") from error
 
     def _uri(self, folder: str) -> str:
         return f"{self.scheme}://{folder}" if self.scheme == "memory" else f"{self.scheme}://{folder.strip('/')}"

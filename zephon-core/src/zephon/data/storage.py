@@ -301,6 +301,8 @@ def list_files(path: str) -> Listing:
             root, found = os.path.dirname(local), {os.path.basename(local): _size_and_mtime(local)}
         elif MAGIC.search(local):
             folder, pattern = split_pattern(local)
+            while os.path.isdir(os.path.join(folder, (parts := pattern.partition("/"))[0])) and parts[2]:
+                folder, pattern = os.path.join(folder, parts[0]), parts[2]  # a folder with brackets in its name
             root = folder or ("/" if local.startswith("/") else "")
             found = _walk(root, pattern) if os.path.isdir(root or ".") else {}
         else:
