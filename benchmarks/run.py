@@ -17,6 +17,7 @@ from benchmarks.common import Setup
 
 BENCHMARKS = {
     "throughput": "tokens per second, first batch and memory of one process",
+    "curves": "what a token costs by lanes, sources, shards, documents, row groups, lengths, microbatches, threads",
     "elastic": "states, restores and seeks",
     "packing": "how full records are, and how fast they are made, per algorithm",
     "operators": "row operators beside bare loops; chat beside Jinja alone",

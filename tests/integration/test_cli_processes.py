@@ -131,7 +131,25 @@ def test_a_reader_that_has_enough_ends_the_command_quietly(corpus):
     process.stdout.close()
     err = process.stderr.read()
     assert process.wait() == 1
-    assert err == ""
+    assert err.startswith("warning: ") and err.count("\n") == 1
+
+
+@pytest.mark.parametrize("module", ["pyarrow", "typer"])
+def test_ctrl_c_while_the_command_starts_ends_it_quietly(tmp_path, module):
+    (tmp_path / f"{module}.py").write_text("raise KeyboardInterrupt")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
+    run = subprocess.run(
+        [sys.executable, "-m", "zephon.cli", "--help"], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (run.returncode, run.stderr) == (130, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">/dev/full"])
+def test_a_closed_or_full_output_is_no_traceback(closed):
+    line = f"{sys.executable} -m zephon.cli --help {closed}"
+    run = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
+    assert "Traceback" not in run.stderr and "Exception ignored" not in run.stderr
+    assert run.returncode == (1 if "full" in closed else 0)
 
 
 @pytest.mark.slow

@@ -81,11 +81,12 @@ def packings(draw, seq_len, *, drop=True):
 
 @st.composite
 def shapes(draw, *, drop=True):
-    """Lanes, records per step, sequence length, packing, window, shuffle buffer."""
+    """Lanes, feeds, records per step, sequence length, packing, window, shuffle buffer."""
     seq_len = draw(st.integers(1, 50))
     lanes = draw(st.sampled_from([1, 2, 3, 4, 6, 8, 16, 60, 64]))
     return {
         "lanes": lanes,
+        "feeds": draw(st.sampled_from(["auto", *divisors(lanes)])),
         "global_batch": lanes * draw(st.integers(1, 3)),
         "seq_len": seq_len,
         "pack": draw(packings(seq_len, drop=drop)),
@@ -100,6 +101,7 @@ def build(source, shape, tokenizer, *, groups=1, group=0, microbatch=1, runner="
         .options(
             runner=runner,
             canonical_replicas=shape["lanes"],
+            feeds=shape["feeds"],
             global_batch=shape["global_batch"],
             flush_every_k_chunks=shape["window"],
             dp_degree=groups,
@@ -183,11 +185,12 @@ def test_a_state_taken_inside_a_step_goes_on_exactly_on_the_same_topology(tiny_t
 @given(sources(repeat=False), shapes(drop=False), st.data())
 def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_tokenizer, source, shape, data):
     """Groups are stepped in lockstep, as ranks of a job are; the flag is combined by hand."""
-    groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
-    per_group = shape["global_batch"] // groups
-    pipelines = build_all(
-        source, shape, tiny_tokenizer, groups, per_group, drop_last=False, combine_flag=lambda _: True
-    )
+
+    def ranks():
+        groups = data.draw(st.sampled_from(divisors(shape["lanes"])))
+        per_group = shape["global_batch"] // groups
+        return build_all(source, shape, tiny_tokenizer, groups, per_group, drop_last=False, combine_flag=lambda _: True)
+
     alone = build(source, shape, tiny_tokenizer, microbatch=shape["global_batch"], drop_last=False)
     whole = list(alone)
     covered = {}
@@ -203,4 +206,10 @@ def test_a_finite_run_uses_every_document_once_and_all_groups_end_together(tiny_
             assert pieces[0][0] == 0 and all(a[1] == b[0] for a, b in itertools.pairwise(pieces))
     assert not covered
     digests = step_digests([alone], len(whole), shape["global_batch"])
-    assert digests == step_digests(pipelines, len(whole), shape["global_batch"])
+    stop, pipelines = data.draw(st.integers(1, len(whole))), ranks()
+    got = step_digests(pipelines, stop, shape["global_batch"])
+    states = [pipeline.checkpoint() for pipeline in pipelines]
+    resumed = [pipeline.restore(states) for pipeline in ranks()]
+    if stop < len(whole):
+        got += step_digests(resumed, len(whole) - stop, shape["global_batch"])
+    assert got == digests

@@ -120,7 +120,7 @@ def test_skip_refuses_what_has_passed(tiny_tokenizer):
     stream = iter(pipeline)
     for _ in range(BATCH // 2 * 3):
         next(stream)
-    with pytest.raises(PipelineError, match="the next step is 3"):
+    with pytest.raises(PipelineError, match=r"expected numbers from 3 \(steps done\) on"):
         pipeline.skip(2, 5)
     with pytest.raises(PipelineError, match=r"skip\(5, 5\)"):
         pipeline.skip(5, 5)
@@ -190,3 +190,50 @@ def test_ledgers_that_cannot_be_read_are_refused(tmp_path, tiny_tokenizer):
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         consume(tiny_tokenizer, tmp_path / "file", 1, 1)
+
+
+def test_an_index_that_has_seen_another_takeover_serves_the_run_that_asks(tmp_path, tiny_tokenizer):
+    """A takeover that is rolled back and done again elsewhere has the same data and other places."""
+
+    def source(continues=None, **weights):
+        datasets = [Dataset.from_dict(name, {"text": [f"{name} {text}" for text in WORDS]}) for name in weights]
+        return StaticMixtureWorkSource(datasets, mixture=weights, chunk_size=11, continues=continues)
+
+    old = source(a=1, b=1)
+    new = source(old, b=1, c=3)
+
+    def run(which, **options):
+        return build_all(
+            which, tiny_tokenizer, lanes=LANES, batch=BATCH, seq_len=19, buffer=40, microbatch=2, **options
+        )
+
+    states = []
+    (first,) = run(old)
+    for steps in (3, 4):
+        step_digests([first], steps, BATCH)
+        states.append(first.checkpoint())
+    runs, after = [], []
+    for state in states:
+        (pipeline,) = run(new, flush_index=tmp_path)
+        step_digests([pipeline.restore(state)], 20, BATCH)
+        after.append(pipeline.checkpoint())
+        (whole,) = run(new)
+        runs.append(step_digests([whole.restore(state).seek(step=0)], 27, BATCH))
+    for state, digests in zip(after, runs, strict=True):
+        for step in range(0, 25, 3):
+            (pipeline,) = run(new, flush_index=tmp_path)
+            assert step_digests([pipeline.restore(state).seek(step=step)], 2, BATCH) == digests[step : step + 2]
+
+
+def test_a_run_that_accepted_a_change_of_its_records_has_an_index_of_its_own(tmp_path, tiny_tokenizer):
+    first = build(tiny_tokenizer, flush_index=tmp_path)
+    step_digests([first], 9, BATCH)
+    second = build(tiny_tokenizer, buffer=80, flush_index=tmp_path).restore(first.checkpoint(), allow_changes="shuffle")
+    step_digests([second], 20, BATCH)
+    with pytest.raises(CheckpointError, match="restore one of its states"):
+        second.seek(step=15)
+    with pytest.raises(CheckpointError, match="written by a run with other data"):
+        build(tiny_tokenizer, buffer=80, flush_index=tmp_path).seek(step=15)
+    wanted = step_digests([build(tiny_tokenizer)], 17, BATCH)
+    sought = build(tiny_tokenizer, flush_index=tmp_path).seek(step=15)
+    assert step_digests([sought], 2, BATCH) == wanted[15:17]

@@ -114,7 +114,8 @@ class Runs:
         return read_ledger(self.folder / name / "ledger")
 
     def digests(self, name: str) -> dict[int, bytes]:
-        return self.ledger(name).step_digests(BATCH)
+        """By step, counted from 0."""
+        return {step - 1: digest for step, digest in self.ledger(name).step_digests(BATCH).items()}
 
 
 def _run_rank(order: dict[str, Any], rank: int, port: int, framework: Any) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+import zephon.batch
 from zephon import Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
@@ -49,6 +50,45 @@ def test_two_documents_in_a_record(two_documents):
     assert masked["loss_mask"].tolist() == [[1, 1, 1, 0, 1, 1, 1]]
     assert masked["num_valid_tokens"] == 6
     assert batch.to_training(boundary_mask_loss=True)["labels"].tolist() == masked["labels"].tolist()
+
+
+def test_labels_that_are_not_shifted_are_the_inputs_themselves(two_documents):
+    batch, (a1, a2), (b1, b2) = two_documents
+    options = {"shift_labels": False, "return_loss_mask": True, "return_num_valid_tokens": True}
+    fields = batch.to_training(return_cu_seqlens=True, return_padding_mask=True, **options)
+    assert fields["input_ids"].tolist() == batch.tokens.tolist()
+    assert fields["labels"].tolist() == [[-100, a1, a2, EOS, BOS, b1, b2, EOS]]
+    assert fields["loss_mask"].tolist() == [[0, 1, 1, 1, 1, 1, 1, 1]]
+    assert fields["position_ids"].tolist() == [[0, 1, 2, 3, 0, 1, 2, 3]]
+    assert fields["padding_mask"].tolist() == [[False] * 8]
+    assert (fields["num_valid_tokens"], fields["cu_seqlens"].tolist()) == (7, [[0, 4, 8]])
+    masked = batch.to_training(boundary_mask_loss=True, flatten=True, **options)
+    assert masked["labels"].tolist() == [-100, a1, a2, EOS, -100, b1, b2, EOS]
+    with pytest.raises(PipelineError, match="does not fit"):
+        batch.to_training(shift_labels=False, dtype="uint32", as_numpy=True)
+
+
+@pytest.mark.frameworks
+def test_a_model_of_transformers_has_the_loss_of_shifted_labels(tiny_tokenizer, caplog):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(vocab_size=400, n_positions=32, n_embd=16, n_layer=1, n_head=2)
+    torch.manual_seed(0)
+    model = transformers.GPT2LMHeadModel(config).eval()
+    zephon.batch._warn_of_shift.cache_clear()
+    batches = batches_of(["abc de fgh"] * 9, tiny_tokenizer, max_length=31, microbatch_size=2, drop_last=False)
+    for batch in batches:
+        fields = batch.to_training(boundary_mask_loss=True)
+        labels = fields.pop("labels")
+        wanted = torch.nn.functional.cross_entropy(model(**fields).logits.flatten(0, 1), labels.flatten())
+        unshifted = batch.to_training(shift_labels=False, boundary_mask_loss=True)
+        torch.testing.assert_close(model(**unshifted).loss, wanted)
+    warned = [record.message for record in caplog.records if "for them pass shift_labels=False" in record.message]
+    assert len(batches) > 1 and len(warned) == 1
+    caplog.clear()
+    zephon.batch._warn_of_shift.cache_clear()
+    batches[0].to_training(shift_labels=True)
+    batches[0].to_training(rename_fields={"input_ids": "tokens"})
+    assert not caplog.records
 
 
 def test_torch_tensors_by_default_and_numpy_on_request(two_documents):

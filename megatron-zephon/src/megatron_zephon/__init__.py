@@ -14,6 +14,7 @@
     metrics      metrics of the loader in Megatron's log line, TensorBoard and Weights & Biases
     pretrain_gpt_zephon
                  the program
+    blend        a data recipe from the --data-path of Megatron's own datasets
     cpu_train    a launcher for machines without a GPU; nothing imports it
 """
 

@@ -16,8 +16,6 @@ import torch
 
 from zephon import SampleBatch
 
-__all__ = ["BatchForm", "packs"]
-
 
 def packs(args: Namespace) -> bool:
     """Whether documents are separated as packed sequences."""

@@ -12,16 +12,6 @@ from megatron_zephon.batches import packs
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
 from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, resolve_lanes
 
-__all__ = [
-    "allowed_changes",
-    "check_options",
-    "check_special_tokens",
-    "eval_topology",
-    "read_recipe",
-    "tokenizer_path",
-    "train_topology",
-]
-
 _OTHER_DATA = (
     "data_path",
     "train_data_path",
@@ -31,6 +21,53 @@ _OTHER_DATA = (
     "per_split_data_args_path",
     "mock_data",
 )
+
+
+_DATASET_OPTIONS = {
+    "split": None,
+    "per_dataset_sequences_path": None,
+    "phase_transition_iterations": None,
+    "allow_ambiguous_pad_tokens": False,
+    "mid_level_dataset_surplus": 0.005,
+    "object_storage_cache_path": None,
+    "data_cache_path": None,
+    "dataloader_fast_cache_load": False,
+    "dataloader_defer_npy_index_mmap": False,
+    "mmap_bin_files": True,
+    "num_dataset_builder_threads": 1,
+}
+"""Options of Megatron's own datasets, which an external loader replaces, and their defaults."""
+_NAMES = {"mmap_bin_files": "--no-mmap-bin-files"}
+
+
+def _option(name: str) -> str:
+    return _NAMES.get(name, f"--{name.replace('_', '-')}")
+
+
+def check_recipes(args: Namespace) -> None:
+    """Check the recipes, before Megatron validates its own options.
+
+    Raises:
+        RecipeError: a recipe is missing or invalid.
+    """
+    options = ("--zephon-data-config", "--zephon-valid-data-config", "--zephon-test-data-config")
+    groups = ([args.zephon_data_config], args.zephon_valid_data_config or [], [args.zephon_test_data_config])
+    for option, paths in zip(options, groups, strict=True):
+        for path in filter(None, paths):
+            read_recipe(path, args, option=option)
+
+
+def check_program(args: Namespace) -> None:
+    """Refuse options that Megatron's pretrain_gpt.py obeys in its loss, and this package's program does not.
+
+    Raises:
+        PipelineError: such an option is set.
+    """
+    if getattr(args, "logits_load_dir", None) is not None:
+        raise PipelineError(
+            f"--logits-load-dir is {args.logits_load_dir}; expected none, since the loss of this program does not "
+            "distil. Leave it out, or use Megatron's own pretrain_gpt.py with Zephon's provider (README)."
+        )
 
 
 def allowed_changes(args: Namespace) -> list[str]:
@@ -48,15 +85,30 @@ def check_options(args: Namespace) -> None:
     check_allowed(allowed_changes(args), None, "--zephon-allow-changes")
     vpp = args.virtual_pipeline_model_parallel_size is not None
     packed = packs(args) and ("--sft" if args.sft else "--dataloader-inter-document-masking")
-    other_data = next((f"--{name.replace('_', '-')}" for name in _OTHER_DATA if getattr(args, name)), "")
+    other_data = next((_option(name) for name in _OTHER_DATA if getattr(args, name, None)), "")
+    of_datasets = [
+        _option(name) for name, default in _DATASET_OPTIONS.items() if getattr(args, name, default) != default
+    ]
     valid, test = args.zephon_valid_data_config or [], args.zephon_test_data_config
     for wrong, text in (
-        (not args.zephon_data_config, "--zephon-data-config is missing; expected the data recipe to train on."),
+        (
+            not args.zephon_data_config,
+            "--zephon-data-config is missing; expected the data recipe to train on. `python -m megatron_zephon.blend` "
+            "makes one of a --data-path.",
+        ),
         (
             args.dataloader_type != "external",
             f"--dataloader-type is {args.dataloader_type}; expected external, the default with Zephon.",
         ),
         (other_data, f"{other_data} and --zephon-data-config both name the data. Leave out one."),
+        (
+            of_datasets,
+            f"{', '.join(of_datasets)} apply to Megatron's own datasets only. Leave them out.",
+        ),
+        (
+            getattr(args, "perform_rl_step", False),
+            "--perform-rl-step makes its own data. Leave it out.",
+        ),
         (
             getattr(args, "rampup_batch_size", None) is not None,
             "--rampup-batch-size is ignored by this version of Megatron, so batches would have another size. Use "

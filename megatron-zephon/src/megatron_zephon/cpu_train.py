@@ -15,8 +15,6 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["FLAGS", "main", "prepare"]
-
 FLAGS = (
     "--transformer-impl",
     "local",

@@ -18,8 +18,6 @@ import msgspec
 from zephon import CheckpointError
 from zephon.loader import Change, check_fingerprint
 
-__all__ = ["Entry", "check_count", "read_history", "with_entry", "write_history"]
-
 FILE = "zephon-data.json"
 
 
@@ -85,6 +83,7 @@ def check_count(entries: Sequence[Entry], fingerprint: Mapping[str, Any], allowe
         allow=allowed,
         where="this run has read other data so far",
         remedy="--zephon-allow-changes",
+        counted=True,
     )
 
 
@@ -97,9 +96,16 @@ def with_entry(entries: Sequence[Entry], entry: Entry) -> list[Entry]:
 
 
 def write_history(folder: str | os.PathLike[str], entries: Sequence[Entry]) -> None:
-    """Write the history into `folder`, whole or not at all."""
+    """Write the history into `folder`, whole or not at all.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
     path = Path(folder) / FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_suffix(".tmp")
-    unfinished.write_bytes(msgspec.json.encode(entries))
-    os.replace(unfinished, path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished.write_bytes(msgspec.json.encode(entries))
+        os.replace(unfinished, path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be written: {error.strerror or error}. Free space there.") from None

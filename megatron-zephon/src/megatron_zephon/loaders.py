@@ -10,8 +10,6 @@ from megatron_zephon.batches import BatchForm
 from zephon import DataError, Pipeline, SampleBatch
 from zephon.loader import Progress
 
-__all__ = ["EvalLoader", "TrainLoader"]
-
 
 class TrainLoader:
     """Training batches; Megatron calls `next` on it, and `save_state` at every checkpoint.

@@ -17,8 +17,6 @@ import torch
 from megatron_zephon.loaders import TrainLoader
 from zephon.loader import Progress, any_rank, job_metrics
 
-__all__ = ["gathered_metrics", "install", "watch"]
-
 _IN_LINE = ("zephon/data_wait(s)", "zephon/padding(%)", "zephon/cursor", "zephon/tokens/")
 _loader: TrainLoader | None = None
 _sources: list[str] = []

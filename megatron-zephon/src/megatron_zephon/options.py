@@ -8,8 +8,6 @@ from typing import Any
 
 from megatron_zephon.batches import packs
 
-__all__ = ["STATE_FOLDER", "add_options", "defaults_for"]
-
 STATE_FOLDER = "dataloader"
 """The folder of states in that of --save. Not the folder of the iteration, which Megatron would regard as a broken
 checkpoint if it contained other files."""
@@ -114,17 +112,21 @@ def defaults_for(parsed: Namespace) -> dict[str, Any]:
         "tokenizer_type": "HuggingFaceTokenizer",
         "dataloader_type": "external",
         "create_attention_mask_in_dataloader": parsed.reset_attention_mask and not packs(parsed),
-        # Megatron would evaluate 100 times, and fail without data.
-        "eval_iters": 100 if parsed.zephon_valid_data_config or parsed.zephon_test_data_config else 0,
+        # Megatron would evaluate 100 times, and fail without data; so it does where an interval asks for it.
+        "eval_iters": 100
+        if parsed.zephon_valid_data_config or parsed.zephon_test_data_config or parsed.eval_interval is not None
+        else 0,
         "eval_interval": parsed.train_iters or 1000,
     }
-    folder = parsed.dataloader_save
-    if not folder and parsed.save:
-        folder = defaults["dataloader_save"] = str(Path(parsed.save) / STATE_FOLDER)
-    if folder:
-        defaults["zephon_flush_index"] = str(Path(folder) / "zephon-windows")
+    defaults |= folders_for(parsed)
     if parsed.step_batch_size_schedule and parsed.eval_global_batch_size is None:
         # Megatron's would grow with the number of ranks. The last size, such as 128 of "0:64 1M:128".
         last = parsed.step_batch_size_schedule.replace(",", " ").split()[-1].rpartition(":")[2]
         defaults["eval_global_batch_size"] = int(last) if last.isdecimal() else None
     return defaults
+
+
+def folders_for(args: Namespace) -> dict[str, str]:
+    """Defaults of the folders of states and of the flush index."""
+    states = args.dataloader_save or (args.save and str(Path(args.save) / STATE_FOLDER))
+    return {"dataloader_save": states, "zephon_flush_index": str(Path(states) / "zephon-windows")} if states else {}

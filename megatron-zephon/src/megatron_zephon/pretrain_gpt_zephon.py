@@ -11,7 +11,8 @@ import time
 
 _PROGRAM_START = time.time()
 
-from argparse import Namespace  # noqa: E402
+from argparse import ArgumentParser, Namespace  # noqa: E402
+from collections.abc import Callable  # noqa: E402
 
 from megatron.core.enums import ModelType  # noqa: E402
 from megatron.core.transformer.multi_token_prediction import get_mtp_ranks  # noqa: E402
@@ -24,13 +25,11 @@ from megatron.training.arguments import (  # noqa: E402
 )
 
 from megatron_zephon import metrics  # noqa: E402
-from megatron_zephon.checks import read_recipe  # noqa: E402
+from megatron_zephon.checks import check_options, check_program, check_recipes, tokenizer_path  # noqa: E402
 from megatron_zephon.options import add_options, defaults_for  # noqa: E402
 from megatron_zephon.provider import zephon_train_valid_test_datasets_provider  # noqa: E402
 from megatron_zephon.training import forward_step  # noqa: E402
-from zephon import RecipeError  # noqa: E402
-
-__all__ = ["main", "parse"]
+from zephon import ZephonError  # noqa: E402
 
 
 def _embedding_ranks(pipeline: list[int]) -> list[int]:
@@ -45,30 +44,37 @@ def _embedding_ranks(pipeline: list[int]) -> list[int]:
     return sorted(ranks)
 
 
-def parse() -> Namespace:
-    """Parse the command line into Megatron's arguments."""
-    defaults = defaults_for(parse_args(add_options))
-    return parse_and_validate_args(extra_args_provider=add_options, args_defaults=defaults)
+def parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None = None) -> Namespace:
+    """Parse the command line into Megatron's arguments, with Zephon's options and defaults, and check them.
 
+    Args:
+        extra_args_provider: adds options of the program's own.
 
-def _check_recipes(parsed: Namespace) -> None:
-    """Exit with an error message if a recipe cannot be read."""
-    paths = [parsed.zephon_data_config, *(parsed.zephon_valid_data_config or ()), parsed.zephon_test_data_config]
-    try:
-        for path in paths:
-            if path:
-                read_recipe(path, parsed)
-    except RecipeError as error:
-        raise SystemExit(f"error: {error}") from None
+    Raises:
+        ZephonError: an option or a recipe is invalid.
+    """
+
+    def add(parser: ArgumentParser) -> ArgumentParser:
+        return extra_args_provider(add_options(parser)) if extra_args_provider else add_options(parser)
+
+    parsed = parse_args(add)
+    check_recipes(parsed)
+    args = parse_and_validate_args(extra_args_provider=add, args_defaults=defaults_for(parsed))
+    check_options(args)
+    tokenizer_path(args)
+    return args
 
 
 def main() -> None:
     """Run Megatron's pretrain() with Zephon's loaders."""
     set_startup_timestamps(program_start=_PROGRAM_START, main_entry=time.time())
-    # Before Megatron parses the command line and builds a model.
-    _check_recipes(parse_args(add_options))
-    run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
-    args = parse()
+    try:
+        check_recipes(parse_args(add_options))  # --help too, before Megatron parses the command line by itself
+        run, store = inprocess_restart.maybe_wrap_for_inprocess_restart(pretrain)
+        args = parse()
+        check_program(args)
+    except ZephonError as error:
+        raise SystemExit(f"error: {error}") from None
     metrics.install()
     run(
         pretrain_cfg_container_from_args(args, gpt_config_from_args(args)),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from argparse import Namespace
 from collections.abc import Callable
 from functools import partial
@@ -25,12 +23,20 @@ from megatron_zephon.checks import (
     train_topology,
 )
 from megatron_zephon.loaders import EvalLoader, TrainLoader
+from megatron_zephon.options import folders_for
 from megatron_zephon.resume import describe, go_to_place, saved_lanes
 from megatron_zephon.training import predicts_more
 from zephon import DataRecipe, Pipeline, PipelineError
-from zephon.loader import Tokenizer, Topology, any_rank, check_same_data, on_all_ranks, on_first_rank, one_pass
-
-__all__ = ["stage_takes_batches", "zephon_train_valid_test_datasets_provider"]
+from zephon.loader import (
+    Tokenizer,
+    Topology,
+    any_rank,
+    check_same_data,
+    check_writable,
+    on_all_ranks,
+    on_first_rank,
+    one_pass,
+)
 
 
 class _Rank(NamedTuple):
@@ -66,10 +72,15 @@ def zephon_train_valid_test_datasets_provider(
     args = get_args()
     if not hasattr(args, "zephon_data_config"):
         raise PipelineError(
-            "Megatron's arguments have no Zephon options; parse them with megatron_zephon.pretrain_gpt_zephon.parse()."
+            "Megatron's arguments have no Zephon options; parse them with "
+            "megatron_zephon.pretrain_gpt_zephon.parse(extra_args_provider)."
         )
     rank = _this_rank(args, vp_stage)
-    args.zephon_data_folder = args.dataloader_save
+    if not hasattr(args, "zephon_data_folder"):
+        for name, value in folders_for(args).items():  # set already by `parse`, if the program uses it
+            if not getattr(args, name):
+                setattr(args, name, value)
+        args.zephon_data_folder = args.dataloader_save
     saved = on_first_rank(lambda: saved_lanes(args))
     recipe, topology, tokenizer = on_all_ranks(lambda: _checked(args, rank, saved))
     form = BatchForm.of(args, tokenizer.eos_id)
@@ -118,7 +129,7 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
     tokenizer = check_special_tokens(args, get_tokenizer())
     for option in ("dataloader_save", "zephon_ledger", "zephon_flush_index"):
         if folder := getattr(args, option):
-            _check_writable(f"--{option.replace('_', '-')}", folder)
+            check_writable(f"--{option.replace('_', '-')}", folder)
     if args.virtual_pipeline_model_parallel_size is not None and args.dataloader_save:
         # Megatron's save_checkpoint takes one loader, not a list.
         print_rank_0(
@@ -127,19 +138,6 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
         )
         args.dataloader_save = None
     return recipe, topology, tokenizer
-
-
-def _check_writable(option: str, folder: str) -> None:
-    """Check that a folder can be written to, before the first save."""
-    try:
-        os.makedirs(folder, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
-        raise PipelineError(
-            f"{option} is {folder!r}; expected a folder that can be written to ({error.strerror or error}). Name "
-            "another folder, or free space."
-        ) from None
 
 
 def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatch: int, **options: Any) -> Pipeline:

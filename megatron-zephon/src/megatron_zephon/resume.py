@@ -18,8 +18,6 @@ from megatron_zephon.states import FORMAT, find_state, first_state, prune_states
 from zephon import Pipeline
 from zephon.loader import FINGERPRINT_NAMES, RunState, check_allowed, on_all_ranks, on_first_rank
 
-__all__ = ["describe", "go_to_place", "saved_lanes"]
-
 _log = logging.getLogger("zephon")
 
 

@@ -23,8 +23,6 @@ import torch
 from zephon import CheckpointError
 from zephon.loader import RunState
 
-__all__ = ["FORMAT", "find_state", "first_state", "iteration_folder", "prune_states"]
-
 FORMAT = 1
 """Layout of `TrainLoader.save_state()`."""
 

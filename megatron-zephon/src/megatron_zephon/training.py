@@ -25,8 +25,6 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 
 from megatron_zephon.batches import packs
 
-__all__ = ["forward_step", "get_batch", "loss_func", "predicts_more"]
-
 _FIELDS = ("tokens", "labels", "loss_mask", "position_ids", "attention_mask")
 _BOUNDS = ("cu_seqlens", "cu_seqlens_padded", "max_seqlen")
 _SPIKE = 10

@@ -109,6 +109,30 @@ def test_show_names_rank_and_microbatch_by_the_ledger_and_what_was_left_out(zeph
     assert code == 2 and "--global-batch is 8; expected 4, as in " in err
 
 
+def test_show_of_a_run_that_took_over_needs_its_state(zephon, trained, corpus):
+    folder, (_, *common) = trained
+    write_recipe(folder / "next.toml", {"a": folder / "data", "b": corpus / "b.jsonl.gz"}, keys={"chunk_size": 16})
+    (folder / "next.toml").write_text('continue_from = "recipe.toml"\n' + (folder / "next.toml").read_text())
+    code, _, err = zephon("show", folder / "next.toml", *common, "--step", "9", "--ledger", folder / "ledger")
+    assert code == 2 and "takes over from another run (continue_from); pass --state of a later step" in err
+    steps = [
+        "--microbatch-size",
+        "4",
+        "--steps",
+        "20",
+        "--ledger",
+        folder / "ledger",
+        "--checkpoint",
+        folder / "states",
+    ]
+    assert zephon("stream", folder / "next.toml", *common, *steps, "--restore", folder / "state.json")[0] == 0
+    proof = ["--ledger", folder / "ledger", "--state", folder / "states", "--json"]
+    code, out, _ = zephon("show", folder / "next.toml", *common, "--step", "1-24", *proof)
+    lines = [json.loads(line) for line in out.splitlines()]
+    assert code == 0 and all(line["trained"] for line in lines) and len(lines) == 23 * 4
+    assert {each["dataset"] for line in lines for each in line["documents"]} == {"a", "b"}
+
+
 def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon, corpus, tmp_path):
     options = ["--microbatch-size", "4", "--global-batch", "4", "--steps", "60", "--flush-index", tmp_path]
     assert zephon("stream", *stream_of(corpus), *options)[0] == 0

@@ -1,7 +1,9 @@
 """`zephon stream`: what it prints, what it writes, and what it refuses."""
 
 import re
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -167,3 +169,23 @@ def test_help_and_version_are_short(zephon):
     assert code == 0
     assert [command for command in ("stream", "plan", "show", "index", "verify") if f"\n  {command}" not in out] == []
     assert zephon("--version")[1].startswith("zephon 0.")
+
+
+@pytest.mark.parametrize(
+    ("ready", "words"), [(1, r"\(([\d.]+)(k|M) tokens/s\)$"), (1 << 20, r"start and filling included\)$")]
+)
+def test_the_speed_counts_from_behind_what_was_ready_with_the_first_batch(zephon, corpus, monkeypatch, ready, words):
+    monkeypatch.setattr("zephon.config.options._READY_BYTES", ready)
+    recipe = corpus / "unshuffled.toml"
+    recipe.write_text("shuffle_after_pack = false\n" + (corpus / "recipe.toml").read_text())
+    begun, real = [], time.perf_counter
+
+    def perf_counter():
+        begun.append(real())
+        return real() + (100 if len(begun) > 3 else 0)  # as if the first batch had taken that long
+
+    monkeypatch.setattr("zephon.cli.stream.time", SimpleNamespace(perf_counter=perf_counter))
+    _, out, _ = zephon("stream", *stream_of(corpus, "unshuffled.toml"), "--microbatch-size", "2", "--steps", "40")
+    match = re.search(words, out.splitlines()[0])
+    assert match and " tokens in 10" in out
+    assert ready > 1 or float(match[1]) * {"k": 1e3, "M": 1e6}[match[2]] > 40 * 2 * 33 / 10

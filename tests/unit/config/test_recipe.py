@@ -163,7 +163,7 @@ def test_replace_checks_like_a_recipe(tmp_path: Path) -> None:
 def test_direct_construction_is_checked_too() -> None:
     with pytest.raises(RecipeError, match="chunk_size is 0; expected an integer from 1 to 1048576"):
         DataRecipe(sources=(SourceRecipe(name="a", path="a"),), chunk_size=0)
-    with pytest.raises(RecipeError, match="weight is nan; expected a finite number above 0"):
+    with pytest.raises(RecipeError, match="weight is nan; expected a finite number of at least 0"):
         SourceRecipe(name="a", path="a", weight=math.nan)
     with pytest.raises(RecipeError, match="expected a SourceRecipe"):
         DataRecipe(sources=("a",))  # type: ignore[arg-type]
@@ -214,7 +214,20 @@ def test_a_wrong_line_is_refused_with_file_key_value_and_expectation(tmp_path: P
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (f"{ONE_SOURCE}weight = 0\n", 'FILE: source 1 ("a"): weight is 0; expected a finite number above 0.'),
+        (f"{ONE_SOURCE}weight = -1\n", 'FILE: source 1 ("a"): weight is -1; expected a finite number of at least 0.'),
+        (
+            f'{ONE_SOURCE}weight = "0.5"\n',
+            'FILE: source 1 ("a"): weight is "0.5"; expected a finite number of at least 0. Write it without quotes.',
+        ),
+        (f'seed = "7"\n{ONE_SOURCE}', 'FILE: seed is "7"; expected a 64-bit integer. Write it without quotes.'),
+        (
+            f'repeat = "false"\n{ONE_SOURCE}',
+            'FILE: repeat is "false"; expected true or false. Write it without quotes.',
+        ),
+        (
+            f"{ONE_SOURCE}weight = 0\n",
+            'FILE: the weight of "a" is 0.0 and all weights add up to 0.0; expected shares above 0.',
+        ),
         (f"{ONE_SOURCE}wieght = 1.0\n", 'FILE: source 1 ("a"): unknown key "wieght". Did you mean "weight"?'),
         (f"{ONE_SOURCE}zzz = 1\n", 'unknown key "zzz". Expected one of '),
         (f"{ONE_SOURCE}seed = 1\n", "It belongs to the whole recipe: write it above the first [[sources]] line."),

@@ -1,12 +1,14 @@
 """Lanes, groups and steps: the arithmetic and what it says when it does not come out even."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon import TopologyError
-from zephon.config.topology import Topology, divisors, resolve_lanes
+from zephon.config.topology import Topology, divisors, resolve_feeds, resolve_lanes
 
 
 @pytest.mark.parametrize(
@@ -34,6 +36,16 @@ def test_auto_lanes_are_a_divisor_of_the_global_batch_that_many_numbers_of_group
     Topology(lanes, groups, 0, global_batch)
 
 
+@pytest.mark.parametrize(
+    ("feeds", "gib", "expected"), [("auto", None, 12), ("auto", 0, 1), ("auto", 5.5, 4), ("auto", 99, 12), (6, 0, 6)]
+)
+def test_a_run_that_ends_has_a_feed_for_each_gib_and_any_other_one_for_each_lane(feeds, gib, expected):
+    nbytes = None if gib is None else int(gib * (1 << 30))
+    assert resolve_feeds(feeds, lanes=12, nbytes=nbytes) == expected
+    with pytest.raises(TopologyError, match="12 lanes do not divide among 5 feeds; with canonical_replicas 12, feeds"):
+        resolve_feeds(5, lanes=12, nbytes=nbytes)
+
+
 @given(st.integers(1, 5000), st.data())
 def test_auto_lanes_start_wherever_groups_divide_the_global_batch_and_are_alike_where_they_can_be(batch, data):
     usual = resolve_lanes("auto", global_batch=batch, dp_degree=1)
@@ -45,7 +57,7 @@ def test_auto_lanes_start_wherever_groups_divide_the_global_batch_and_are_alike_
 
 def test_auto_lanes_are_never_guessed_from_the_number_of_groups():
     assert resolve_lanes("auto", global_batch=None, dp_degree=1) == 1
-    with pytest.raises(TopologyError, match=r"dp_degree is 8.*set canonical_replicas .* for example 64"):
+    with pytest.raises(TopologyError, match=r"dp_degree is 8.*set canonical_replicas .* such as 64"):
         resolve_lanes("auto", global_batch=None, dp_degree=8)
 
 
@@ -81,12 +93,14 @@ def test_groups_together_number_every_record_once(lanes, rounds, data):
     numbers = []
     for group in range(groups):
         topology = Topology(lanes, groups, group)
+        shared = replace(topology, lanes_per_feed=data.draw(st.sampled_from(divisors(lanes))))
+        assert {lane // shared.lanes_per_feed for lane in topology.owned} == set(shared.owned_feeds)
         mine = topology.sequence_numbers(0, rounds * topology.width)
         assert set((mine % lanes).tolist()) == set(topology.owned)
         cut = data.draw(st.integers(0, len(mine)))
         assert np.array_equal(topology.sequence_numbers(cut, len(mine) - cut), mine[cut:])
         for lane in topology.owned:
-            assert topology.rounds_of_lane(cut, lane) == (mine[:cut] % lanes == lane).sum()
+            assert topology.records_of_feed(cut, lane) == (mine[:cut] % lanes == lane).sum()
         numbers += mine.tolist()
     assert sorted(numbers) == list(range(rounds * lanes))
 

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
-from zephon import Pipeline
+from zephon import DataError, Pipeline
 from zephon.columns.arrow import byte_lengths
 from zephon.io import Dataset, DecodeCache
 from zephon.work import StaticMixtureWorkSource, TokenEstimation
@@ -28,6 +28,21 @@ def test_the_sample_has_the_stated_size_comes_from_all_over_and_follows_the_seed
     size = byte_lengths(sample(3)).sum()
     assert 1 << 20 <= size <= (1 << 20) + 16 * 1200
     assert sample(3) == sample(3) != sample(4)
+
+
+ROWS_WITHOUT_TOKENS = {
+    "no ids": ([[-1]], r" \(pretokenized: token id -1; expected one from 0 to \d+\)"),
+    "texts": (["a b"], r' \(pretokenized: "input_ids" is no list of whole numbers\)'),
+    "empty": (pa.array([[]], pa.list_(pa.int32())), ""),
+}
+
+
+@pytest.mark.parametrize(("ids", "why"), ROWS_WITHOUT_TOKENS.values(), ids=ROWS_WITHOUT_TOKENS)
+def test_rows_that_are_no_token_ids_are_named_before_the_run(ids, why):
+    datasets = [Dataset.from_dict("ids", {"input_ids": [[1, 2]]}), Dataset.from_dict("other", {"input_ids": ids})]
+    source = StaticMixtureWorkSource(datasets, {"ids": 1, "other": 1}, token_estimation=TokenEstimation())
+    with pytest.raises(DataError, match=f'"other": no row gives tokens from column "input_ids"{why}; expected some'):
+        Pipeline(source).pretokenized().pack_flat(7).batch(1).checkpoint()
 
 
 @pytest.mark.parametrize("estimation", [TokenEstimation(), None])

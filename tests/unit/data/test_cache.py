@@ -69,6 +69,18 @@ def test_groups_with_rows_left_go_to_disk_and_used_up_ones_are_dropped():
     assert kept["text"][49].as_py() == "a" * 49  # also when its file is gone
 
 
+def test_used_up_groups_take_a_quarter_of_the_memory_and_are_there_in_the_next_pass():
+    cache = DecodeCache(1600)
+    for key in range(5):
+        cache.get(key, lambda: table(160), 20)
+    assert cache.bytes == 320  # two of them
+    assert cache.get(4, never, 20) is not None
+    cache.discard(lambda key: True)
+    for key in range(9):
+        cache.get(key, lambda: table(160), 10)
+    assert cache.bytes == 1440
+
+
 @pytest.mark.parametrize("full", [False, True])
 def test_without_room_on_disk_groups_are_decoded_again(full, monkeypatch):
     cache = DecodeCache(100, 1 << 28 if full else 1000)

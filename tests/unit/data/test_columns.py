@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.io_data import open_path, opened
+from support.io_data import open_path, opened, rows_of
 from support.io_data import texts_of as column
 from zephon.data.formats import base, jsonl
 from zephon.errors import DataError, RecipeError
@@ -51,6 +51,15 @@ def test_a_column_whose_name_has_a_dot_comes_before_a_path(tmp_path, suffix):
     assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["flat"]
 
 
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_fields_of_structs_may_have_dots_in_their_names(tmp_path, suffix):
+    write(tmp_path / f"a{suffix}", pa.Table.from_pylist([{"m": {"a.b": "x", "c": {"d.e": "y"}, "a": {"b": "z"}}}]))
+    assert rows_of(tmp_path, "m.a.b") == ["x"]  # the longest name comes first
+    assert rows_of(tmp_path, "m.c.d.e") == ["y"]
+    with pytest.raises(DataError, match=r"no column 'm.c.d'"):
+        rows_of(tmp_path, "m.c.d")
+
+
 def test_parquet_reads_the_wanted_leaf_of_a_struct_alone(tmp_path):
     meta = [{"text": "a" * 10, "blob": b"x" * 100_000}] * 4
     pq.write_table(pa.table({"meta": meta}), tmp_path / "a.parquet", compression="none", use_dictionary=False)
@@ -75,6 +84,27 @@ def test_a_template_puts_several_columns_into_one_text(tmp_path, suffix):
     assert column(dataset, "title") == ["T1", None, "T3", None]
     with pytest.raises(DataError, match="no column 'nope'"):
         opened(tmp_path, ["{title}{nope}"])
+
+
+SMALL = ["5", "-0", "9999999999", "10000000000", "-12345678901", str(2**53 - 1), "0.5", "123456789012.5"]
+LARGE = [str(2**53), str(2**53 + 1), "1234567890123456789", str(-(10**30))]
+
+
+@pytest.mark.parametrize("numbers", [SMALL, SMALL + LARGE], ids=["fast", "by line"])
+def test_whole_numbers_of_json_lines_stand_in_templates_as_in_the_file(tmp_path, monkeypatch, numbers):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"n": {n}, "t": "x"}}\n' for n in [*numbers, "null", "1e10"]))
+    if numbers is SMALL:
+        monkeypatch.setattr(jsonl, "_parse_line_by_line", lambda *_: pytest.fail("read line by line"))
+    dataset = opened(tmp_path, ["{t}{n}", "n"])
+    expected = ["1.234567890125e+11" if n == "123456789012.5" else n for n in numbers]
+    assert column(dataset, "{t}{n}") == [f"x{n}" for n in [*expected, "", "10000000000"]]
+    assert dataset.take(np.arange(2)).column("n").to_pylist() == [5.0, 0.0]
+
+
+def test_a_template_prints_decimals(tmp_path):
+    prices = pa.array(["1.50", "12345678901234.00", None]).cast(pa.decimal128(20, 2))
+    pq.write_table(pa.table({"price": prices, "t": ["a", "b", "c"]}), tmp_path / "a.parquet")
+    assert column(opened(tmp_path, ["{t}: {price}"]), "{t}: {price}") == ["a: 1.50", "b: 12345678901234.00", "c: "]
 
 
 def test_a_template_works_in_memory_and_in_a_pipeline_name(tmp_path):

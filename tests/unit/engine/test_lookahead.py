@@ -1,5 +1,7 @@
 """What is made ahead of the consumer is bounded, however slow the consumer is."""
 
+from itertools import islice
+
 import pytest
 
 from zephon import Pipeline
@@ -41,3 +43,10 @@ def test_a_slow_consumer_does_not_pile_up_records(tiny_tokenizer, algorithm):
     engine.close()
     # The look-ahead of a lane, and tokens (of 4 bytes, about one per byte of text) of the blocks under way besides.
     assert most <= (1 << 18) + 4 * 2 * (1 << 18)
+
+
+def test_a_lane_reads_any_number_of_chunks(tiny_tokenizer):
+    source = StaticMixtureWorkSource([Dataset.from_dict("d", {"text": ["a few words"] * 50})], chunk_size=2)
+    pipeline = Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer).pack_flat(7).batch(100)
+    assert sum(len(batch) for batch in islice(pipeline, 20)) == 2000
+    assert pipeline.checkpoint()["lanes"]["0"][2] > 600

@@ -5,6 +5,7 @@ import copy
 import json
 import subprocess
 import sys
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,17 +20,32 @@ from zephon import (
     RecipeError,
     TokenizerError,
     TopologyError,
+    ZephonError,
 )
+from zephon.io import Dataset
 from zephon.loader import one_pass
 from zephon.tokenizer.tokenizer import load_tokenizer
+from zephon.work import StaticMixtureWorkSource
 
 pytest.importorskip("megatron.training")
 import torch
+from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+from megatron.core.datasets.indexed_dataset import IndexedDatasetBuilder
 from megatron.training.arguments import add_megatron_arguments
 
 from megatron_zephon import metrics
 from megatron_zephon.batches import BatchForm
-from megatron_zephon.checks import check_options, check_special_tokens, eval_topology, read_recipe, train_topology
+from megatron_zephon.blend import main as blend_main
+from megatron_zephon.checks import (
+    _DATASET_OPTIONS,
+    _OTHER_DATA,
+    check_options,
+    check_program,
+    check_special_tokens,
+    eval_topology,
+    read_recipe,
+    train_topology,
+)
 from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
 from megatron_zephon.loaders import EvalLoader, TrainLoader
 from megatron_zephon.options import _OPTIONS, add_options, defaults_for
@@ -129,11 +145,62 @@ class TestOptions:
             (["--zephon-valid-data-config", "a", "b"], "has 2 recipes"),
             (["--dataloader-save=x"], "needs --save"),
             (["--zephon-prune-state"], "needs --save"),
+            (["--eval-interval=5"], "--eval-iters is 100, and --zephon-valid-data-config is missing"),
+            (["--split=99,1,0"], "--split apply to Megatron's own datasets only. Leave them out"),
+            (["--no-mmap-bin-files", "--data-cache-path=x"], "--data-cache-path, --no-mmap-bin-files apply to"),
+            (["--perform-rl-step"], "makes its own data"),
         ],
     )
     def test_that_contradict_each_other_are_refused(self, line, message):
         with pytest.raises(PipelineError, match=message):
             check_options(args_of(*line))
+
+    def test_of_megatrons_datasets_and_program_are_all_obeyed_or_refused(self):
+        """Every option that Megatron's GPTDatasetConfig is made of."""
+        shared = {"random_seed", "sequence_length", "tokenizer", "context_parallel_size", "data_parallel_size"}
+        obeyed = {"reset_position_ids", "reset_attention_mask", "eod_mask_loss", "create_attention_mask"}
+        obeyed |= {"multiple_validation_sets", "full_validation", "inter_document_masking"}
+        renamed = {"path_to_cache": "data_cache_path", "fast_cache_load": "dataloader_fast_cache_load"}
+        renamed |= {"defer_npy_index_mmap": "dataloader_defer_npy_index_mmap"}
+        renamed |= {"sequences_per_dataset": "per_dataset_sequences_path", "blend": "data_path"}
+        renamed |= {"blend_per_split": "train_data_path", "hybrid_context_parallel": "hybrid_context_parallel"}
+        refused = {*_DATASET_OPTIONS, *_OTHER_DATA, "hybrid_context_parallel"}
+        inner = {"mock", "split_matrix", "drop_last_partial_validation_sequence", "add_extra_token_to_sequence"}
+        inner |= {"sequence_parallel_size", "token_dtype_code", "global_batch_size"}
+        for field in fields(GPTDatasetConfig):
+            assert field.name in shared | obeyed | inner or renamed.get(field.name, field.name) in refused, field.name
+        with pytest.raises(PipelineError, match=r"--logits-load-dir is x; .*Megatron's own pretrain_gpt.py"):
+            check_program(args_of("--logits-load-dir=x"))
+
+    @pytest.mark.parametrize(
+        "line, message",
+        [
+            (["--zephon-data-config=nowhere.toml"], "--zephon-data-config: nowhere.toml"),
+            (["--split=99,1,0"], "--split apply to"),
+            (["--mine=3"], None),
+        ],
+    )
+    def test_are_checked_and_joined_by_the_programs_own_when_parsed(self, recipe, monkeypatch, line, message):
+        from megatron_zephon import pretrain_gpt_zephon as program
+
+        def parse(extra_args_provider, args_defaults=None):
+            args = args_of(
+                f"--zephon-data-config={recipe}", "--tokenizer-model=x", *[each for each in line if "mine" not in each]
+            )
+            extra_args_provider(parser := argparse.ArgumentParser())
+            return argparse.Namespace(**vars(args), mine=parser.get_default("mine"))
+
+        def add_mine(parser):
+            parser.add_argument("--mine", default=7)
+            return parser
+
+        monkeypatch.setattr(program, "parse_args", parse)
+        monkeypatch.setattr(program, "parse_and_validate_args", parse)
+        if message is None:
+            assert program.parse(extra_args_provider=add_mine).mine == 7
+        else:
+            with pytest.raises(ZephonError, match=message):
+                program.parse(extra_args_provider=add_mine)
 
     def test_that_name_no_difference_of_data_are_refused(self):
         words = 'unknown name of a change in --zephon-allow-changes "sed". Did you mean "seed"'
@@ -516,6 +583,45 @@ class TestStates:
         assert {path.name for path in states.iterdir()} == {f"iter_000000{i}" for i in (1, 2, 3, 4)}
 
 
+class TestIndexedDatasets:
+    @pytest.fixture
+    def prefixes(self, tmp_path):
+        """Two datasets as Megatron's preprocess_data.py writes them: 90 tokens and 30."""
+        found = []
+        for name, count in (("web", 9), ("code", 3)):
+            builder = IndexedDatasetBuilder(str(tmp_path / f"{name}_text_document.bin"), dtype=np.int32)
+            for row in range(count):
+                builder.add_document(torch.arange(10) + 10 * row, [10])
+            builder.finalize(str(tmp_path / f"{name}_text_document.idx"))
+            found.append(str(tmp_path / f"{name}_text_document"))
+        return found
+
+    @pytest.mark.parametrize("form", ["{0}", "{0}.bin", "{0}.idx", "{1}/web*.bin", "{1}/web*.idx", "file://{0}"])
+    def test_are_named_as_megatron_users_do_and_read_by_their_only_column(self, prefixes, tmp_path, form):
+        path = form.format(prefixes[0], tmp_path)
+        source = StaticMixtureWorkSource(datasets=[Dataset.from_path("web", path)], shuffle_shards=False)
+        pipeline = Pipeline(source).options(runner="inline").pretokenized(special_tokens="none").pack_flat(9).batch(9)
+        assert sorted(next(iter(pipeline)).tokens[:, 0].tolist()) == list(range(0, 90, 10))
+        assert pipeline.compiled.datasets[0].catalog.fmt == "megatron"
+
+    @pytest.mark.parametrize(
+        "blend, weights",
+        [(["0.3", "0", "0.7", "1"], [0.3, 0.7]), (["0", "1"], [360.0, 120.0]), (["0"], [360.0])],
+    )
+    def test_of_a_data_path_make_a_recipe(self, prefixes, tmp_path, tiny_tokenizer, capsys, blend, weights):
+        path = tmp_path / "recipe.toml"
+        blend_main(["--data-path", *(prefixes[int(part)] if part in "01" else part for part in blend)])
+        path.write_text(capsys.readouterr().out)
+        recipe = DataRecipe.from_toml(path)
+        assert [source.weight for source in recipe.sources] == weights and recipe.seed == 1234
+        pipeline = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=9, microbatch_size=1, runner="inline")
+        assert next(iter(pipeline)).tokens.shape == (1, 10)
+
+    def test_that_are_not_there_are_named(self):
+        with pytest.raises(SystemExit, match=r"has 'nowhere'; expected the prefix of a .bin file"):
+            blend_main(["--data-path", "nowhere"])
+
+
 class TestMetrics:
     def test_reach_the_log_line_tensorboard_and_wandb(self, monkeypatch):
         import megatron.training
@@ -564,7 +670,10 @@ class TestHistory:
             check_count(entries, second.fingerprint, ())
         with pytest.raises(CheckpointError, match=r"this run has read other data so far[\s\S]*seed: was 5, is 7"):
             check_count([first], {"seed": 7, "mixture": 1}, ())
-        assert [str(c) for c in check_count([first], {"seed": 7, "mixture": 1}, ("seed",))] == ["seed: was 5, is 7"]
+        with pytest.raises(CheckpointError, match=r"seed cannot be accepted. Records are counted from the start"):
+            check_count([first], {"seed": 7, "mixture": 1}, ("seed",))
+        backend = "tokenizer_backend"  # another version of the library gives the same tokens
+        assert len(check_count([Entry(0, {backend: 5}, False)], {backend: 7}, (backend,))) == 1
         counted = Entry(64, {"seed": 7, "mixture": 1}, False)  # accepted while counting: it counts again
         assert check_count([first, counted], counted.fingerprint, ()) == []
         # A run that goes on from an earlier place forgets what came after it.

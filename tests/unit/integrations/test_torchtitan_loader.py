@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from support import train_tiny_tokenizer
-from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
+from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
 from zephon.loader import keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
 
@@ -21,7 +21,8 @@ from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import IGNORE_INDEX
 
 from torchtitan_zephon import ZephonDataLoader
-from torchtitan_zephon.checkpointing import from_keys, look_ahead
+from torchtitan_zephon.checkpointing import from_keys, look_ahead, state_left_out
+from torchtitan_zephon.config import Source
 from torchtitan_zephon.metrics import loader_metrics
 from torchtitan_zephon.trainer_view import TrainerView
 
@@ -287,6 +288,41 @@ class TestChecks:
         with pytest.raises(TopologyError, match=message):
             Trainer(config(recipe, canonical_replicas=lanes), tokenizer, ranks=ranks)
 
+    @pytest.mark.parametrize(
+        "override, message",
+        [
+            ({}, None),
+            ({"text_field": "nothing"}, "no column 'nothing'"),
+            ({"sources": "gone"}, "does not exist"),
+        ],
+    )
+    def test_the_data_are_opened_before_the_model_is_built(self, recipe, tokenizer, override, message):
+        """A trainer takes its config as plain data for the metrics, before parameters exist."""
+
+        class Starting:
+            def __init__(self, dataloader):
+                training = SimpleNamespace(seq_len=SEQ, global_batch_size=BATCH)
+                self.config = SimpleNamespace(
+                    training=training, dataloader=dataloader, hf_assets_path=tokenizer.tokenizer_path
+                )
+                self.plain = self.config.dataloader.to_dict()
+
+        if override.get("sources"):
+            override = {"sources": [Source(name="a", path=str(recipe.with_name("gone")))]}
+        wrong = config(recipe, **override)
+        assert wrong.to_dict()["seed"] == 5  # not a trainer
+        if message is None:
+            assert Starting(wrong).plain["seed"] == 5
+        else:
+            with pytest.raises(ZephonError, match=message):
+                Starting(wrong)
+
+    @pytest.mark.parametrize("name", ["ledger", "flush_index"])
+    def test_folders_that_cannot_be_written_to_are_refused_by_path(self, recipe, tokenizer, tmp_path, name):
+        (tmp_path / "file").touch()
+        with pytest.raises(PipelineError, match=rf"dataloader\.{name} is '{tmp_path}/file/x'; expected a folder"):
+            Trainer(config(recipe, **{name: str(tmp_path / "file" / "x")}), tokenizer)
+
     def test_a_validation_that_cannot_work_is_refused_before_training(self, recipe, tokenizer):
         validator = SimpleNamespace(enable=True, dataloader=config(recipe, canonical_replicas=3))
         with pytest.raises(TopologyError, match=r"3 lanes .* do not divide among 2"):
@@ -341,9 +377,12 @@ class TestState:
     def test_of_other_data_is_refused_and_accepted_on_purpose(self, recipe, tokenizer):
         keys, _ = self.saved(recipe, tokenizer, 1, 8)
         loader = Trainer(config(recipe, seed=6), tokenizer).dataloader
-        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*--dataloader.allow_changes"):
+        with pytest.raises(CheckpointError, match=r"seed: was 5, is 6[\s\S]*seed cannot be accepted"):
             loader.load_state_dict(keys)
-        loader = Trainer(config(recipe, seed=6, allow_changes=["seed", "shuffle"]), tokenizer).dataloader
+        loader = Trainer(config(recipe, shuffle_buffer_size=24), tokenizer).dataloader
+        with pytest.raises(CheckpointError, match=r"shuffle: was .*[\s\S]*pass --dataloader.allow_changes shuffle"):
+            loader.load_state_dict(keys)
+        loader = Trainer(config(recipe, shuffle_buffer_size=24, allow_changes=["shuffle"]), tokenizer).dataloader
         loader.load_state_dict(keys)
         take(loader, 1)
 
@@ -434,8 +473,9 @@ class TestState:
         assert "step-9 holds only a model" in look_ahead(view, 8).refusal and not look_ahead(view, 8).absent
         checkpoint.load_step = 2
         assert "step-2 holds the state of another data loader" in look_ahead(view, 8).refusal
+        assert state_left_out(view) is None
         checkpoint.exclude_from_loading = ["dataloader"]
-        assert look_ahead(view, 8) is None
+        assert look_ahead(view, 8) is None and state_left_out(view).endswith("checkpoint/step-2")
         checkpoint.exclude_from_loading, checkpoint.folder, checkpoint.load_step = [], "none", -1
         checkpoint.initial_load_path = f"{prefix}{tmp_path}/checkpoint/step-2"
         assert look_ahead(view, 8) is None  # the model alone

@@ -475,4 +475,4 @@ def test_a_pipeline_masks_labels_and_names_the_row_that_it_cannot_use():
     assert (fields["labels"][fields["loss_mask"] == 0] == -100).all() and 0 < len(trained) < fields["labels"].size
     talks[7] = "[3]"
     with pytest.raises(Exception, match='tokenize_chat failed on dataset "talks", shard memory, row 7: message 0 is'):
-        next(iter(pipeline_of({"conversations": talks})))
+        list(pipeline_of({"conversations": talks}))

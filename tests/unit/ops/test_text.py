@@ -5,7 +5,9 @@ import pytest
 
 from support.operator_data import applied, finished, source_of, texts_of
 from zephon import DataError, Pipeline, PipelineError
+from zephon.io import Dataset
 from zephon.ops.text import DecodeText, TextTemplate
+from zephon.work import StaticMixtureWorkSource
 
 BYTES = pa.table({"text": pa.array([b"ab", b"\xff\xfe", None, "é".encode()], pa.binary())})
 
@@ -32,6 +34,22 @@ def test_templates_fill_in_columns_and_are_null_where_all_of_them_are():
     assert applied(TextTemplate("# {title}", "head"), table).table.column("head").to_pylist() == ["# A", None, "# C"]
     with pytest.raises(PipelineError, match=r'column "tags" holds list<.*>, which is no text'):
         applied(TextTemplate("{tags} {text}"), pa.table({"tags": [["a"]], "text": ["b"]}))
+
+
+def test_templates_print_numbers_of_json_lines_as_their_files_have_them(tiny_tokenizer, tmp_path):
+    ids = [2**53 + 1, 10**10, 7]
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"id": {n}, "title": "a"}}\n' for n in ids * 20))
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_path("web", tmp_path)], shuffle_shards=False)
+    seen = []
+
+    def look(row):
+        seen.append(row)
+        return row
+
+    pipeline = Pipeline(source).filter("id > 10").text_template("{title} {id}").map_transform(look)
+    assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer) == {f"a {n}" for n in ids[:2]}
+    assert {frozenset(row) for row in seen} == {frozenset(["text", "title", "id"])}
+    assert {type(row["id"]) for row in seen} == {float}
 
 
 @pytest.mark.parametrize("how", ["template", "tokenize"])

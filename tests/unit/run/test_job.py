@@ -5,8 +5,10 @@ import pickle
 import numpy as np
 import pytest
 
-from zephon import CheckpointError, DataRecipe
-from zephon.loader import Change, Mixture, Progress, job_metrics, on_all_ranks, on_first_rank, one_pass
+from zephon import CheckpointError, DataError, DataRecipe, Pipeline, PipelineError
+from zephon.io import Dataset
+from zephon.loader import Change, Mixture, Progress, check_writable, job_metrics, on_all_ranks, on_first_rank, one_pass
+from zephon.work import StaticMixtureWorkSource
 
 
 def test_metrics_are_of_the_time_since_they_were_last_taken():
@@ -43,3 +45,29 @@ def test_errors_reach_other_ranks_with_their_fields():
         assert run(lambda: 3) == 3
         with pytest.raises(CheckpointError, match="no"):
             run(lambda: (_ for _ in ()).throw(error))
+
+
+def test_the_rank_that_failed_is_named_on_the_others(monkeypatch):
+    monkeypatch.setattr("zephon.run.job.gather", lambda mine: [mine, None, DataError("no space in /x")])
+    with pytest.raises(DataError, match=r"^rank 2: no space in /x"):
+        on_all_ranks(lambda: 3)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_folder_to_write_to_is_made_or_refused_by_name(tmp_path, missing):
+    (tmp_path / "file").touch()
+    if missing:
+        check_writable("--here", str(tmp_path / "new" / "folder"))
+        assert (tmp_path / "new" / "folder").is_dir()
+    else:
+        with pytest.raises(PipelineError, match=r"--here is '.*file/x'; expected a folder .*Not a directory"):
+            check_writable("--here", str(tmp_path / "file" / "x"))
+
+
+def test_the_plan_is_logged_by_the_first_rank_only(tiny_tokenizer, caplog, monkeypatch):
+    for rank, times in (("1", 0), ("0", 1)):
+        monkeypatch.setenv("RANK", rank)
+        source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("d", {"text": ["some words"] * 9})])
+        with caplog.at_level("INFO", logger="zephon"):
+            Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer).pack_flat(8).batch(1).fingerprint()
+        assert caplog.text.count("pipeline ready") == times

@@ -6,12 +6,16 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
 from support.tokenizer_data import END, add_token, gpt2, llama2, save
-from zephon.errors import TokenizerError, ZephonError
+from zephon.errors import PipelineError, TokenizerError, ZephonError
+from zephon.ops.chat import TokenizeChat
 from zephon.ops.chat_template import chat_templates
+from zephon.ops.rows import Rows
 from zephon.tokenizer.definition import read_definition
 from zephon.tokenizer.load import find_tokenizer
 from zephon.tokenizer.specials import declared_tokens
@@ -20,6 +24,11 @@ from zephon.tokenizer.tokenizer import load_tokenizer
 FAST = {"tokenizer_class": "PreTrainedTokenizerFast"}
 NAMES = ["<|im_start|>", "<|im_end|>", "<pad>", "<img>", "the"]
 TEXT = f"a<|im_start|>b <|im_end|>\n<pad><img> the {END}"
+
+
+CHATML = """{% for m in messages %}<|im_start|>{{ m.role + (bos_token or '') + m.content }}<|im_end|>{% endfor %}
+{{ eos_token or '' }}"""
+TALK = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi you"}]
 
 
 def entry(content: str, **flags: bool) -> dict[str, Any]:
@@ -58,12 +67,12 @@ DECLARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     # in tokenizer_config.json, in other files
     "roles": ({"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}, {}),
     "roles with flags": ({"eos_token": typed("</s>")}, {}),
-    "a token of the vocabulary": ({"eos_token": "the", "pad_token": "a"}, {}),
+    "a token of the vocabulary": ({"eos_token": "the", "pad_token": "q"}, {}),
     "empty": ({"bos_token": "", "eos_token": None}, {}),
     "decoder": ({"added_tokens_decoder": {"1501": entry("<img>"), "1500": entry("<|im_start|>")}}, {}),
     "decoder, words": ({"added_tokens_decoder": {"1500": entry("<img>", special=False, normalized=True)}}, {}),
     "decoder, other flags": ({"added_tokens_decoder": {"0": entry(END, lstrip=True)}}, {}),
-    "decoder, roles": ({"added_tokens_decoder": {"1500": entry("<pad>")}, "pad_token": "<pad>", "eos_token": "x"}, {}),
+    "decoder, roles": ({"added_tokens_decoder": {"1500": entry("<pad>")}, "pad_token": "<pad>", "eos_token": "zz"}, {}),
     "additional": ({"additional_special_tokens": ["<|im_start|>", typed("<|im_end|>")]}, {}),
     "extra": ({"extra_special_tokens": ["<|im_start|>"]}, {}),
     "extra by name": ({"extra_special_tokens": {"image_token": "<img>"}, "additional_special_tokens": ["<pad>"]}, {}),
@@ -87,7 +96,12 @@ DECLARED: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.frameworks
 @pytest.mark.parametrize(("config", "files"), DECLARED.values(), ids=DECLARED)
 def test_declared_tokens_are_those_of_transformers(tmp_path: Path, config: dict, files: dict) -> None:
-    assert_as_in_transformers(save(tmp_path, gpt2(), tokenizer_config=FAST | config, **files))
+    folder = save(tmp_path, gpt2(), tokenizer_config=FAST | {"bos_token": None, "eos_token": None} | config, **files)
+    assert_as_in_transformers(folder)
+    encoder = TokenizeChat(folder, "messages", chat_template=CHATML).encoder(load_tokenizer(folder), None, None)
+    ids = encoder.encode(Rows(pa.table({"messages": [TALK]}), np.arange(1), False)).tokens
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+    assert ids.tolist() == theirs.apply_chat_template(TALK, chat_template=CHATML, return_dict=True)["input_ids"]
 
 
 @functools.cache
@@ -164,6 +178,20 @@ def test_a_token_that_cannot_be_taken_is_refused_in_one_sentence(tmp_path: Path,
     assert message in str(info.value) and "\n" not in str(info.value)
 
 
+@pytest.mark.frameworks
+def test_a_role_that_a_class_of_transformers_may_have_by_default_is_asked_for(tmp_path: Path) -> None:
+    plain = save(tmp_path / "plain", gpt2(), tokenizer_config={"tokenizer_class": "GPT2Tokenizer", "bos_token": END})
+    with pytest.raises(PipelineError, match="the chat template uses eos_token, which no file of the tokenizer"):
+        chat_templates(plain, CHATML, None)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(plain)
+    theirs.save_pretrained(tmp_path / "saved")
+    for source in (theirs, tmp_path / "saved"):
+        template, _ = chat_templates(source, CHATML, None)
+        assert template.render(TALK)[0] == theirs.apply_chat_template(TALK, chat_template=CHATML, tokenize=False)
+        assert template.tokens["eos_token"] == END
+    chat_templates(plain, "{{ bos_token }}", None)
+
+
 def test_every_library_finds_declared_tokens_and_text_never_becomes_one(tmp_path: Path) -> None:
     config = {"bos_token": "<s>", "added_tokens_decoder": {"1500": entry("<word>", special=False)}}
     tokenizer = load_tokenizer(save(tmp_path, gpt2(), tokenizer_config=config))
@@ -171,8 +199,6 @@ def test_every_library_finds_declared_tokens_and_text_never_becomes_one(tmp_path
     assert [token.content for token in tokenizer.special_tokens] == [END, "<s>"]
 
 
-CHATML = "{% for m in messages %}{{ '<|im_start|>' + m.role + bos_token + m.content + '<|im_end|>' }}{% endfor %}"
-TALK = [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "there"}]
 TOOLS = [{"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}]
 NAMED = [{"name": "default", "template": CHATML}, {"name": "tool_use", "template": "tools" + CHATML}]
 TEMPLATES = {
@@ -190,7 +216,7 @@ TEMPLATES = {
 @pytest.mark.parametrize(("config", "files"), TEMPLATES.values(), ids=TEMPLATES)
 def test_chat_templates_are_those_of_transformers_or_refused(tmp_path: Path, config: dict, files: dict) -> None:
     transformers = pytest.importorskip("transformers")
-    config = FAST | {"bos_token": "<s>", "additional_special_tokens": NAMES[:2]} | config
+    config = FAST | {"bos_token": "<s>", "eos_token": None, "additional_special_tokens": NAMES[:2]} | config
     folder = save(tmp_path, gpt2(), tokenizer_config=config)
     (folder / "additional_chat_templates").mkdir()
     for name, text in files.items():

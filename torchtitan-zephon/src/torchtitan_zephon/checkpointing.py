@@ -28,8 +28,6 @@ from torchtitan_zephon.trainer_view import TrainerView
 from zephon import CheckpointError, merge_checkpoints
 from zephon.loader import LaneStart, RunState, Topology, gather, on_first_rank
 
-__all__ = ["Ahead", "blank_keys", "from_keys", "look_ahead", "saved_lanes", "to_keys"]
-
 _RUN, _LANE, _PREFIX = "run", "lane_", "dataloader."
 _RUN_BYTES = 256 << 10  # ten thousand datasets take about half of it
 _AFRESH = "To begin the data at its start, set --dataloader.start_afresh, which a restarted job may keep."
@@ -194,10 +192,27 @@ def _examined(folder: str, keys: Mapping[str, int], lanes: int) -> Ahead:
     return Ahead(numbers)
 
 
-def _about_to_load(view: TrainerView) -> str | None:
-    """The checkpoint that the state of the data will be loaded from; None if unknown or none."""
+def state_left_out(view: TrainerView) -> str | None:
+    """The checkpoint that is loaded without its state of the data; None if unknown or none. Collective."""
+    checkpoint = getattr(view.config, "checkpoint", None)
+    if "dataloader" not in getattr(checkpoint, "exclude_from_loading", ()):
+        return None
+
+    def look() -> str | None:
+        try:
+            return _about_to_load(view, excluded=True)
+        except OSError:
+            return None
+
+    return on_first_rank(look)
+
+
+def _about_to_load(view: TrainerView, *, excluded: bool = False) -> str | None:
+    """The checkpoint that the state of the data will be loaded from, or would be; None if unknown or none."""
     checkpoint: Any = getattr(view.config, "checkpoint", None)
-    if not getattr(checkpoint, "enable", False) or "dataloader" in getattr(checkpoint, "exclude_from_loading", ()):
+    if not getattr(checkpoint, "enable", False):
+        return None
+    if "dataloader" in getattr(checkpoint, "exclude_from_loading", ()) and not excluded:
         return None
     folder = filesystem.join(getattr(view.config, "dump_folder", ""), checkpoint.folder)
     step = checkpoint.load_step

@@ -9,8 +9,6 @@ from torchtitan_zephon.trainer_view import GlobalBatch
 from zephon import DataRecipe, TokenizerError, TopologyError
 from zephon.loader import Topology, resolve_lanes
 
-__all__ = ["check_topology", "tokenizer_folder"]
-
 
 def check_topology(
     recipe: DataRecipe, batch: GlobalBatch | None, *, dp_world_size: int, dp_rank: int, steps: bool = True

@@ -14,8 +14,6 @@ from torchtitan_zephon.forms import BaseDataLoader
 from zephon import DataRecipe, RecipeError
 from zephon.loader import SourceRecipe, keys_of
 
-__all__ = ["Source", "ZephonConfig"]
-
 
 def _config_of(recipe: type, name: str, *bases: type) -> Any:
     """A config class with a field for each key of a recipe, or of one of its sources."""

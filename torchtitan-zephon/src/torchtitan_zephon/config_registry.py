@@ -18,8 +18,6 @@ from torchtitan_zephon.loader import ZephonDataLoader
 from torchtitan_zephon.metrics import ZephonMetricsProcessor
 from zephon import RecipeError
 
-__all__ = ["llama3_8b_zephon", "llama3_debugmodel_zephon"]
-
 _DEMO_VOCAB = 8192
 
 

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-__all__ = ["main", "prepare"]
-
 
 def _device_is_cpu() -> None:
     """Add to torch.cpu what TorchTitan needs of a device module, before torchtitan is imported."""

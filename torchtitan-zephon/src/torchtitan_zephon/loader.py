@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -12,7 +13,7 @@ from typing import Any
 
 from torchtitan.tools.utils import device_type
 
-from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, to_keys
+from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, state_left_out, to_keys
 from torchtitan_zephon.checks import check_topology, tokenizer_folder
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.forms import BaseDataLoader, choose_form
@@ -26,11 +27,11 @@ from zephon.loader import (
     check_allowed,
     check_same_data,
     check_tokenizer,
+    check_writable,
     is_distributed,
+    on_all_ranks,
     one_pass,
 )
-
-__all__ = ["ZephonDataLoader", "training_loader"]
 
 _log = logging.getLogger("zephon")
 _training: weakref.ref[ZephonDataLoader] | None = None
@@ -55,6 +56,18 @@ class ZephonDataLoader(BaseDataLoader):
     class Config(ZephonConfig):
         """Made by `Config.from_toml("recipe.toml")`; every field can be overridden on the command line."""
 
+        def to_dict(self) -> dict[str, Any]:
+            """The fields as plain data. A trainer asks for them before it builds its model: a wrong recipe, path,
+            column or tokenizer is refused here, on the first rank of every node.
+
+            Raises:
+                ZephonError: a trainer calls, and the data cannot be read as configured.
+            """
+            trainer = TrainerView.of_callers().config
+            if trainer is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+                _check_data(self, trainer)
+            return BaseDataLoader.Config.to_dict(self)
+
     def __init__(
         self,
         config: Config,
@@ -72,6 +85,9 @@ class ZephonDataLoader(BaseDataLoader):
         self.progress = Progress()
         self._started = False
         self._to_skip = [] if self._validating else config.ranges_to_skip()
+        for name in () if self._validating else ("ledger", "flush_index"):
+            if path := getattr(config, name):
+                on_all_ranks(partial(check_writable, f"dataloader.{name}", path))
         check_allowed(config.allow_changes, None, "dataloader.allow_changes")
         batch = view.global_batch(dp_world_size)
         if global_batch_size is not None:
@@ -85,6 +101,11 @@ class ZephonDataLoader(BaseDataLoader):
             check_same_data([self._pipeline.fingerprint()])
             return
         recipe = config.to_recipe()
+        if (folder_left_out := state_left_out(view)) is not None:
+            _log.warning(
+                "--checkpoint.exclude_from_loading leaves out the state of the data in %s: they begin at their start.",
+                folder_left_out,
+            )
         if recipe.canonical_replicas == "auto" and (lanes := saved_lanes(view)):
             recipe = recipe.replace(canonical_replicas=lanes)
         self._topology = topology(recipe)
@@ -242,6 +263,22 @@ class ZephonDataLoader(BaseDataLoader):
     def cursor(self) -> int:
         """Records that all ranks have used since the start of the run."""
         return self._pipeline.cursor
+
+
+_checked: set[str] = set()
+
+
+def _check_data(config: ZephonConfig, trainer: Any) -> None:
+    """Open the data once, as a single rank would."""
+    recipe = config.to_recipe()
+    if (key := repr(recipe)) in _checked:
+        return
+    _checked.add(key)
+    training = trainer.training
+    length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
+    Pipeline.from_recipe(
+        recipe, tokenizer=trainer.hf_assets_path, seq_len=length, microbatch_size=1, runner="inline"
+    ).fingerprint()
 
 
 def training_loader() -> ZephonDataLoader | None:

@@ -13,8 +13,6 @@ from torchtitan.tools.utils import device_type
 from torchtitan_zephon.loader import ZephonDataLoader, training_loader
 from zephon.loader import Progress, is_distributed, job_metrics
 
-__all__ = ["ZephonMetricsProcessor", "loader_metrics"]
-
 
 def loader_metrics(loader: ZephonDataLoader, since: Progress) -> dict[str, float]:
     """See `zephon.loader.job_metrics`; the wait is per step. Every rank must call it."""

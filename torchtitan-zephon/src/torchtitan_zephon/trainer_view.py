@@ -16,8 +16,6 @@ from typing import Any
 
 from zephon import TopologyError
 
-__all__ = ["GlobalBatch", "TrainerView"]
-
 
 @dataclass(frozen=True)
 class GlobalBatch:

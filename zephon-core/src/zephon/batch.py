@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,31 +22,18 @@ from zephon.errors import PipelineError
 
 __all__ = ["BatchInfo", "SampleBatch"]
 
+_log = logging.getLogger("zephon")
 DEFAULT_IGNORE_INDEX = -100
 _PositionMode = Literal["preserve", "sequence"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
-FIELDS = (
-    "input_ids",
-    "labels",
-    "position_ids",
-    "loss_mask",
-    "padding_mask",
-    "num_valid_tokens",
-    "cu_seqlens",
-    "max_seqlen",
-)
+FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
+FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What all batches of a run share.
-
-    Attributes:
-        datasets: names by index.
-        catalogs: by index.
-        eos_id: id of the token that ends each document, or None.
-    """
+    """What all batches of a run share: datasets and catalogs by index, and the EOS of each document, or None."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
@@ -54,11 +44,6 @@ class SampleBatch:
     """A microbatch of n records of S + 1 tokens, S being the sequence length.
 
     Arrays given out may share memory with the batch; do not write to them.
-
-    Args:
-        block: the records.
-        sequence_numbers: int64[n], `round * L + lane` of each record.
-        info: names and catalogs.
     """
 
     def __init__(self, block: RecordBlock, sequence_numbers: np.ndarray, info: BatchInfo) -> None:
@@ -169,6 +154,7 @@ class SampleBatch:
         eos_mask_loss: bool = False,
         boundary_mask_loss: bool = False,
         eos_token_id: int | None = None,
+        shift_labels: bool | None = None,
         return_loss_mask: bool = False,
         return_padding_mask: bool = False,
         return_num_valid_tokens: bool = False,
@@ -180,14 +166,16 @@ class SampleBatch:
     ) -> dict[str, Any]:
         """The batch as a model takes it: a fresh dict of torch tensors (NumPy arrays with `as_numpy`).
 
-        With n records of S + 1 tokens, fields are [n, S], or [n * S] with `flatten`:
+        With n records of S + 1 tokens, fields are [n, S], or [n * S] with `flatten`. With `shift_labels=False`, for
+        models that shift labels themselves, as those of transformers do, they are [n, S + 1], and the loss is the same.
 
         input_ids
-            The first S tokens of each record.
+            The first S tokens of each record; all S + 1 with `shift_labels=False`.
         labels
-            The last S tokens: the token that follows each input. `ignore_index` where the label is padding or is not
-            trained on (chat turns of others, say); with `eos_mask_loss` also where the input is EOS, and with
-            `boundary_mask_loss` where the label is the first token of another document (its position is 0).
+            The token that follows each input; with `shift_labels=False` the input itself, the first one ignored.
+            `ignore_index` where the label is padding or is not trained on (chat turns of others, say); with
+            `eos_mask_loss` also where it follows EOS, and with `boundary_mask_loss` where it is the first token of
+            another document (its position is 0).
         position_ids
             "preserve": the positions given with the data, else the place within the document, from 0 at every start of
             a document or record (and of padding); "sequence": place within the record; None leaves the field out.
@@ -221,18 +209,23 @@ class SampleBatch:
         if eos_token_id is not None:
             check(_TokenId, eos_token_id, "eos_token_id", PipelineError)
         refuse_unknown(names, FIELDS, "field in rename_fields", PipelineError)
+        if shift_labels is None and "transformers.modeling_utils" in sys.modules and "input_ids" not in names:
+            _warn_of_shift()
         block = self._block
         n, seq_len = len(block), block.tokens.shape[1] - 1
-        inputs = block.tokens[:, :-1]
-        places = np.arange(seq_len, dtype=np.int32)
+        width = seq_len + (shift_labels is False)
+        inputs = block.tokens[:, :width]
+        places = np.arange(width, dtype=np.int32)
         counted = block.counted_positions()
         positions = counted if block.positions is None else block.positions
-        ignored = self._ignored(places, eos_mask_loss, eos_token_id)
+        ignored = self._ignored(places[:seq_len], eos_mask_loss, eos_token_id)
         if boundary_mask_loss:
             restarts = (positions[:, 1:] == 0) | (counted[:, 1:] == 0)
             ignored = restarts if ignored is None else ignored | restarts
         fields: dict[str, Any] = {"input_ids": inputs.astype(integers, copy=False)}
-        fields["labels"] = block.tokens[:, 1:].astype(integers, copy=ignored is not None)
+        if width > seq_len:
+            ignored = np.insert(np.zeros((n, seq_len), dtype=bool) if ignored is None else ignored, 0, True, axis=1)
+        fields["labels"] = block.tokens[:, -width:].astype(integers, copy=ignored is not None)
         if ignored is not None:
             limits = np.iinfo(integers)
             if not limits.min <= ignore_index <= limits.max:
@@ -241,9 +234,9 @@ class SampleBatch:
         if position_mode == "sequence":
             fields["position_ids"] = np.tile(places.astype(integers), (n, 1))
         elif position_mode == "preserve":
-            fields["position_ids"] = positions[:, :-1].astype(integers)
+            fields["position_ids"] = positions[:, :width].astype(integers)
         if return_loss_mask:
-            fields["loss_mask"] = np.ones((n, seq_len), dtype=np.float32)
+            fields["loss_mask"] = np.ones((n, width), dtype=np.float32)
             if ignored is not None:
                 fields["loss_mask"][ignored] = 0
         if return_padding_mask:
@@ -251,9 +244,9 @@ class SampleBatch:
         if flatten:
             fields = {name: np.ascontiguousarray(value).reshape(-1) for name, value in fields.items()}
         if return_cu_seqlens:
-            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(counted[:, :-1], flatten)
+            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(counted[:, :width], flatten)
         if return_num_valid_tokens:
-            fields["num_valid_tokens"] = n * seq_len - (0 if ignored is None else int(ignored.sum()))
+            fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         renamed = {names.get(name, name): value for name, value in fields.items()}
         if len(renamed) < len(fields):
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
@@ -272,6 +265,14 @@ class SampleBatch:
                 raise PipelineError("eos_mask_loss needs eos_token_id, since this pipeline adds no EOS of its own.")
             masks.append(block.tokens[:, :-1] == eos)
         return np.logical_or.reduce(masks) if masks else None
+
+
+@cache
+def _warn_of_shift() -> None:
+    _log.warning(
+        "to_training shifts labels, and so do the models of transformers, which are loaded: for them pass "
+        "shift_labels=False, or they learn the token after the next one; for others shift_labels=True"
+    )
 
 
 def _bounds(counted: np.ndarray, flatten: bool) -> tuple[np.ndarray, Any]:

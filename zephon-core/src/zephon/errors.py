@@ -56,12 +56,16 @@ class Change:
         name: field of the fingerprint, such as "seed" or "dataset web".
         before, now: JSON types; "absent" where a run has no such field.
         note: text for messages in place of the two values, or "".
+        way: how to go on where it cannot be accepted; "" where it can.
+        is_exact: accepting it says that the data are the same nevertheless.
     """
 
     name: str
     before: Any
     now: Any
     note: str = ""
+    way: str = ""
+    is_exact: bool = False
 
     def __str__(self) -> str:
         if self.note:
@@ -81,25 +85,33 @@ class CheckpointError(ZephonError, ValueError):
 
     Attributes:
         changes: differences between the data of the two runs; empty for any other error.
-        remedy: the option that accepts these changes.
+        remedy: the option that accepts these changes, or "".
+        cost: what accepting them costs, as a sentence.
     """
 
-    def __init__(self, message: str, changes: Sequence[Change] = (), remedy: str = "allow_changes") -> None:
+    def __init__(
+        self, message: str, changes: Sequence[Change] = (), remedy: str = "allow_changes", cost: str = ""
+    ) -> None:
         super().__init__(message)
         self.changes = tuple(changes)
-        self.remedy = remedy
+        self.remedy, self.cost = remedy, cost
 
     def __str__(self) -> str:
         message = super().__str__()
         if not self.changes:
             return message
         names = [change.name for change in self.changes]
+        lines = "".join(f"  {change}\n" for change in self.changes)
+        message = f"{message}; the data would differ:\n{lines}"
+        ways = dict.fromkeys(change.way for change in self.changes if change.way)
+        if ways or not self.remedy:
+            names_of = {way: ", ".join(change.name for change in self.changes if change.way == way) for way in ways}
+            return "\n".join([message.rstrip(), *(f"{names_of[way]} cannot be accepted. {way}" for way in ways)])
         if self.remedy.startswith("-"):
             accept = f"{self.remedy} {shlex.quote(','.join(names))}"
         else:
             accept = f"{self.remedy}={names}."
-        lines = "".join(f"  {change}\n" for change in self.changes)
-        return f"{message}; the data would differ:\n{lines}To accept these differences, pass {accept}"
+        return f"{message}{self.cost}To accept these differences, pass {accept}"
 
 
 class WorkerError(ZephonError, RuntimeError):

@@ -16,6 +16,8 @@ Comparing the data with those of an earlier run or of other ranks
     `CheckpointError.changes`.
 Collective calls
     `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
+Folders
+    `check_writable`.
 Evaluation
     `one_pass`.
 Metrics
@@ -35,6 +37,7 @@ from zephon.run.job import (
     any_rank,
     check_same_data,
     check_tokenizer,
+    check_writable,
     gather,
     is_distributed,
     job_metrics,
@@ -62,6 +65,7 @@ __all__ = [
     "check_fingerprint",
     "check_same_data",
     "check_tokenizer",
+    "check_writable",
     "gather",
     "is_distributed",
     "job_metrics",

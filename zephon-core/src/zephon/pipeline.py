@@ -35,7 +35,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.run.build import operators_of_recipe, options_of_recipe, source_of
 from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
-from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed
 from zephon.run.index import FlushIndex
 from zephon.run.operators import Operators
 from zephon.run.report import Account, LeftOver, Mixture, mixture_of
@@ -73,6 +73,7 @@ class Pipeline:
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
+        self._history = ""  # as in `RunState`
         self._after = ""  # digest of the data of the state restored
 
     @staticmethod
@@ -199,9 +200,10 @@ class Pipeline:
     def compiled(self) -> Compiled:
         """The pipeline made ready: opened datasets, loaded tokenizer, measured ratios and the plan."""
         if self._compiled is None:
-            self._compiled = self._compiled_with(self._ratios, self._earlier)
+            self._compiled = self._compiled_with(self._ratios, self._earlier, self._options, self._history)
             self._ratios = self._compiled.tokens_per_row
-            _log.info("pipeline ready\n%s", explain(self._compiled))
+            if os.environ.get("RANK", "0") == "0":  # else every rank of a job prints it
+                _log.info("pipeline ready\n%s", explain(self._compiled))
         return self._compiled
 
     def fingerprint(self) -> dict[str, Any]:
@@ -224,11 +226,8 @@ class Pipeline:
         return True
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
-        """This pipeline as a dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`.
-
-        Args:
-            to_training: what the batches are made into, as for `SampleBatch.to_training`.
-        """
+        """A dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`, of what `SampleBatch.to_training`
+        gives."""
         from zephon.torch_data import PipelineDataset
 
         return PipelineDataset(self, **to_training)
@@ -274,7 +273,8 @@ class Pipeline:
 
         Where the source continues another one, the state may be one of the earlier run: then this run takes over. Each
         lane ends the shuffle buffer that it is in, and goes on with the new mixture from there. Lanes that are "auto"
-        are those of the state.
+        are those of the state. An accepted change that makes other records of the same rows takes each lane back to
+        where it can be entered: no row is lost, and rows used since come again.
 
         Args:
             state: what `checkpoint` gave, or a list of such from the ranks that took it.
@@ -296,26 +296,24 @@ class Pipeline:
             return self
         allow = {allow_changes} if isinstance(allow_changes, str) else set(allow_changes)
         takes_over = len(read.earlier) < self._source.generations
-        earlier, ratios = self._take_over(read, allow, remedy) if takes_over else (read.earlier, read.tokens_per_row)
-        compiled = self._compiled_with(ratios, earlier)
-        check_allowed(allow, [read.fingerprint, compiled.fingerprint], remedy)
+        options, known = self._options, self._compiled is not None and self._compiled.topology.feeds == read.feeds
+        if options.feeds == "auto" and not known and read.lanes_total == options.lanes:
+            options = options.changed({"feeds": read.feeds})
+        earlier, ratios = read.earlier, read.tokens_per_row
+        theirs, after = read.fingerprint, read.data
+        if takes_over:
+            read, earlier, ratios = self._take_over(read, options, allow, remedy)
+        compiled = self._compiled_with(ratios, earlier, options, read.history)
+        check_allowed(allow, [theirs, compiled.fingerprint], remedy)
         if not takes_over:
-            accepted = check_fingerprint(
-                read.fingerprint,
-                compiled.fingerprint,
-                allow=allow,
-                where="the state was taken with other data",
-                remedy=remedy,
-                explain=compiled.describe_growth,
-            )
-            for change in accepted:
-                _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
+            read, compiled = compiled.accepting(read, allow, remedy)
         starts, used = read.starts(compiled.topology)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
-        self._compiled, self._ratios, self._earlier = compiled, compiled.tokens_per_row, compiled.earlier
-        self._after = read.data
+        self._compiled, self._ratios = compiled, compiled.tokens_per_row
+        self._earlier, self._history = compiled.earlier, compiled.history
+        self._options, self._after = options, after
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -327,24 +325,26 @@ class Pipeline:
         from its start, which costs the time it takes to make it.
 
         Args:
-            step: number of the step, from 0; needs the option `global_batch`.
+            step: number of steps before that place; needs the option `global_batch`.
             sequence_number: the record instead, at the start of a round (a multiple of the number of lanes).
-
-        A run that went on over a change accepted by `allow_changes` cannot be entered this way: what lies before the
-        change is made of other data. Restore one of its states.
 
         Raises:
             PipelineError: the place is not one where all groups can start.
-            CheckpointError: the flush index belongs to other data.
+            CheckpointError: the flush index belongs to other data; or the run went on over a change that made other
+                records of its rows, so that it can be entered at its states alone.
         """
         compiled = self.compiled
+        if compiled.history:
+            raise CheckpointError(
+                "seek counts records from the start of the run, and this one went on over a change that made other "
+                "records of its rows (allow_changes); restore one of its states."
+            )
         topology = compiled.topology
         if step is not None and sequence_number is None:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
         elif sequence_number is not None and step is None:
-            rounds, extra = divmod(
-                check(_Number, sequence_number, "seek sequence_number", PipelineError), topology.lanes
-            )
+            number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
+            rounds, extra = divmod(number, topology.lanes)
             if extra:
                 raise PipelineError(
                     f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
@@ -352,17 +352,17 @@ class Pipeline:
         else:
             raise PipelineError("seek needs either step or sequence_number.")
         starts = self._beginning()
-        if self._options.flush_index is not None:
-            index = FlushIndex(self._options.flush_index, compiled.digest, compiled.plan.first_start)
-            starts = {lane: index.start(lane, rounds) for lane in topology.owned}
+        if (folder := self._options.flush_index) is not None:
+            index = FlushIndex(folder, compiled.digest, compiled.lane_history, compiled.plan.first_start)
+            starts = {feed: index.start(feed, rounds * topology.lanes_per_feed) for feed in topology.owned_feeds}
         self._move(starts, rounds * topology.width)
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
-        """Leave out the steps from `first_step` up to, but not including, `last_step`, for example after a loss spike.
+        """Leave out `last_step - first_step` steps after the first `first_step` ones, for example after a loss spike.
 
-        Steps keep their numbers: the step after the last one before the range is `last_step`. The range is kept in
-        the state. Needs the option `global_batch`; all ranks must do the same, before they reach the range.
+        Steps keep their numbers. They are batches of `global_batch` records from the start of the run on, also where
+        that was another before. The range is kept in the state. All ranks must do the same, before they reach it.
 
         Raises:
             PipelineError: the range is empty or has been entered.
@@ -372,11 +372,13 @@ class Pipeline:
         reached = -(-self._place()[1] // (self.compiled.topology.width * per_step))
         if not reached <= first < last:
             raise PipelineError(
-                f"skip({first_step}, {last_step}) is not a range of steps to come: the next step is {reached}, and the "
-                "second number must be above the first."
+                f"skip({first_step}, {last_step}) is no range of steps to come; expected numbers from {reached} (steps "
+                "done) on, the second above the first."
             )
         self.close()
         self._skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
+        begin, end = (each * per_step * self.compiled.topology.lanes for each in (first, last))
+        _log.info("left out: steps %d to %d, which are records %d to %d", first + 1, last, begin, end - 1)
         return self
 
     @property
@@ -405,16 +407,14 @@ class Pipeline:
     # Inside
 
     def _take_over(
-        self, read: RunState, allow: Collection[str], remedy: str
-    ) -> tuple[tuple[Earlier, ...], dict[str, float]]:
-        """Where lanes are cut for this run to take over from that of a state, and the ratios that stay known."""
+        self, read: RunState, options: Options, allow: Collection[str], remedy: str
+    ) -> tuple[RunState, tuple[Earlier, ...], dict[str, float]]:
+        """The state, where lanes are cut for this run to take over from its run, and the ratios that stay known."""
         source = self._source.continues
         assert source is not None
         before = Pipeline(source)
         before._operators = self._operators
-        before._options = self._options.changed(
-            {"ledger": None, "flush_index": None, "runner": "inline", "isolate": False}
-        )
+        before._options = options.changed({"ledger": None, "flush_index": None, "runner": "inline", "isolate": False})
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
         if read.fingerprint.get("row_operators") != before.compiled.fingerprint.get("row_operators"):
@@ -431,7 +431,8 @@ class Pipeline:
             )
         earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
         before.close()
-        return earlier, compiled.tokens_per_row if same_unit else {}
+        state = compiled.state(*before._place(), before._skipped)
+        return state, earlier, compiled.tokens_per_row if same_unit else {}
 
     def _rounds_per_step(self) -> int:
         rounds = self.compiled.topology.rounds_per_step
@@ -459,29 +460,32 @@ class Pipeline:
         return self._account or Account.at(self._beginning(), 0, len(self._source.datasets))
 
     def _place(self) -> tuple[dict[int, LaneStart], int]:
-        """Starts of the owned lanes, and records of this group used."""
+        """Starts of the feeds of this group, and its records used."""
         last = self._last()
         if self._account is None and self.awaits_state:
             raise CheckpointError(NO_CUT)
         return last.starts, last.cursor
 
     def _beginning(self) -> dict[int, LaneStart]:
-        """Starts of the owned lanes at the start of the run."""
-        return dict.fromkeys(self.compiled.topology.owned, self.compiled.plan.first_start)
+        """Starts of the feeds of this group at the start of the run."""
+        return dict.fromkeys(self.compiled.topology.owned_feeds, self.compiled.plan.first_start)
 
     def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
         """Go on from another place."""
         self.close()
         self._account = Account.at(starts, cursor, len(self._source.datasets))
 
-    def _compiled_with(self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier]) -> Compiled:
+    def _compiled_with(
+        self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options, history: str
+    ) -> Compiled:
         """The pipeline compiled with these tokens per row, as far as they are of its datasets, and runs before."""
         if ratios is not None:
             ratios = {name: ratio for name, ratio in ratios.items() if name in self._source.names}
         now = self._compiled
-        if now is not None and ratios == now.tokens_per_row and tuple(earlier) == now.earlier:
-            return now
-        return compile_pipeline(self._source, Operators.from_list(self._operators), self._options, ratios, earlier)
+        if now is not None and (ratios, tuple(earlier), options) == (now.tokens_per_row, now.earlier, now.options):
+            return replace(now, history=history)
+        operators = Operators.from_list(self._operators)
+        return replace(compile_pipeline(self._source, operators, options, ratios, earlier), history=history)
 
     def _with(self, kind: Any, *args: Any, **options: Any) -> Pipeline:
         """This pipeline and an operator of a kind; options that it does not have are refused."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import sys
 
-__all__ = ["main"]
-
 
 def main() -> None:
     """Run the command with the arguments of this process, and exit."""
@@ -15,13 +13,15 @@ def main() -> None:
         stream.reconfigure(errors="backslashreplace")  # decoded text may hold what the encoding does not
         setattr(sys, name, stream)
     try:
-        from zephon.cli.app import app
+        try:
+            from zephon.cli.app import app
 
-        app()
+            app()
+        finally:
+            sys.stdout.flush()
     except KeyboardInterrupt:
         sys.exit(130)
-    finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # the reader has closed it
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        closed = isinstance(error, BrokenPipeError)  # by a reader that has enough
+        sys.exit(1 if closed else f"error: the output cannot be written: {error.strerror}")

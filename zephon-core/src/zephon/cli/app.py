@@ -17,8 +17,6 @@ from zephon.cli.stream import stream
 from zephon.cli.verify import verify
 from zephon.errors import ZephonError
 
-__all__ = ["app"]
-
 
 class _Group(TyperGroup):
     """Turns errors into one line on stderr and exit code 2."""

@@ -14,8 +14,6 @@ import numpy as np
 from zephon.cli.output import plural, writing
 from zephon.errors import PipelineError
 
-__all__ = ["check_plot", "draw_barcode"]
-
 _SUFFIXES = (".png", ".svg", ".pdf")
 
 

@@ -18,8 +18,6 @@ from zephon.config.recipe import DataRecipe
 from zephon.data.dataset import Dataset
 from zephon.errors import DataError, RecipeError
 
-__all__ = ["index"]
-
 # Columns of documents, tried in this order without --text-field: text, WebDataset's text, token ids.
 _USUAL_COLUMNS = ("text", "txt", "tokens", "input_ids", "content")
 

@@ -23,8 +23,6 @@ from zephon.config.topology import divisors
 from zephon.errors import WorkerError
 from zephon.run.ledger import read_ledger
 
-__all__ = ["Leg", "Matrix", "Run", "Setup", "plan_runs"]
-
 _POLL_SECONDS = 0.05
 
 

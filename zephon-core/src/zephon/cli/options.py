@@ -12,8 +12,6 @@ import typer
 from zephon.config.recipe import DataRecipe
 from zephon.pipeline import Pipeline
 
-__all__ = ["FlushIndex", "GlobalBatch", "Lanes", "Recipe", "Runner", "SeqLen", "Tokenizer", "open_pipeline"]
-
 LIMIT = 1 << 24
 """Tokens per sequence and records per batch, at most."""
 

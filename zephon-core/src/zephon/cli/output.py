@@ -12,8 +12,6 @@ from typing import Any, Self
 
 from zephon.errors import DataError
 
-__all__ = ["LiveLine", "count", "plural", "print_table", "printable", "writing"]
-
 _TERMINAL_SECONDS = 0.1
 _PIPE_SECONDS = 5.0
 

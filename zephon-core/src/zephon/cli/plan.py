@@ -19,8 +19,6 @@ from zephon.pipeline import Pipeline
 from zephon.run.build import chain_of
 from zephon.run.compile import Compiled
 
-__all__ = ["Forecast", "plan"]
-
 _COLUMNS = 60
 _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
 _DIGITS = " 123456789"
@@ -35,7 +33,7 @@ class Forecast:
 
     def __init__(self, compiled: Compiled) -> None:
         self._curriculum = curriculum = compiled.plan.curriculum
-        self._lanes = compiled.topology.lanes
+        self._lanes = compiled.topology.feeds
         self._ratios = list(compiled.tokens_per_row.values())
         self._chunks = curriculum.chunks_of(0)
         self._rows_in = cache(self._rows_in_chunk)

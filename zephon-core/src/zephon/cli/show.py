@@ -20,8 +20,6 @@ from zephon.errors import CheckpointError, DataError, PipelineError
 from zephon.run.ledger import Ledger, read_ledger
 from zephon.tokenizer.tokenizer import load_tokenizer
 
-__all__ = ["show"]
-
 
 def show(
     recipe: Recipe,
@@ -78,7 +76,9 @@ def show(
         except CheckpointError as error:
             changes = "; ".join(map(str, error.changes))
             raise DataError(f"{state} is of a run with other data: {changes}.") from None if changes else error
-    elif not account:
+    if place.awaits_state:
+        raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
+    if not (state or account):
         print(
             "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, pass "
             "--ledger or --state.",

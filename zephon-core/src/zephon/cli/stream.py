@@ -33,8 +33,6 @@ from zephon.errors import CheckpointError, DataError, TopologyError
 from zephon.pipeline import Pipeline
 from zephon.run.build import source_of
 
-__all__ = ["read_states", "stream"]
-
 
 def stream(
     recipe: Recipe,

@@ -20,8 +20,6 @@ from zephon.errors import DataError, PipelineError, RecipeError
 from zephon.run.build import source_of
 from zephon.run.ledger import compare, read_ledger
 
-__all__ = ["verify"]
-
 _DEFAULT_STEPS = 10
 _STEPS_AFTER_RESUME = 3
 

@@ -12,7 +12,7 @@ class LaneStart:
 
     Attributes:
         window: index of the window.
-        records_before: records of the lane before this place.
+        records_before: records of the lane (of its feed) before this place.
         chunk, position, token: first token of the next record: chunk, row of the chunk, token of the row's document.
             At the start of a window it lies before the window where a record crosses the boundary.
         buffer: index of the next shuffle buffer of the window.

@@ -202,7 +202,9 @@ class RecordBlock:
         base = np.repeat(np.arange(n, dtype=np.int64) * length, np.diff(self.span_offsets))
         # Padding counts like a document.
         short = np.flatnonzero(self.lengths < length)
-        flat = np.sort(np.concatenate([base + self.span_start, short * length + self.lengths[short]]))
+        flat = base + self.span_start
+        if len(short):
+            flat = np.sort(np.concatenate([flat, short * length + self.lengths[short]]), kind="stable")
         counts = np.diff(flat, append=n * length)
         positions = np.arange(n * length, dtype=np.int32) - np.repeat(flat.astype(np.int32), counts)
         return positions.reshape(n, length)
@@ -249,20 +251,20 @@ class RecordBlock:
 
     @staticmethod
     def arrange(blocks: Sequence[RecordBlock], order: np.ndarray) -> RecordBlock:
-        """The records of all `blocks`, numbered consecutively, in the order of the permutation `order` int64[n].
+        """The records `order` int64[n], each at most once, of all `blocks`, numbered consecutively.
 
         Tokens, which are nearly all of the bytes, are copied once: from their block to their place.
         """
-        place = np.empty(len(order), dtype=np.int64)
+        place = np.full(sum(map(len, blocks)), -1, dtype=np.int64)
         place[order] = np.arange(len(order), dtype=np.int64)
         items, span_offsets = ragged_take(_joined_offsets([block.span_offsets for block in blocks]), order)
         losses, positions = _losses(blocks), _positions(blocks)
         return RecordBlock(
-            tokens=_scattered([block.tokens for block in blocks], place),
+            tokens=_scattered([block.tokens for block in blocks], place, len(order)),
             lengths=np.concatenate([block.lengths for block in blocks])[order],
             span_offsets=span_offsets,
-            loss=_scattered(losses, place) if losses else None,
-            positions=_scattered(positions, place) if positions else None,
+            loss=_scattered(losses, place, len(order)) if losses else None,
+            positions=_scattered(positions, place, len(order)) if positions else None,
             **{name: np.concatenate([getattr(block, name) for block in blocks])[items] for name in _PER_SPAN},
         )
 
@@ -285,12 +287,13 @@ def _positions(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:
     return [b.counted_positions() if b.positions is None else b.positions for b in blocks]
 
 
-def _scattered(parts: Sequence[np.ndarray], place: np.ndarray) -> np.ndarray:
-    """The rows of all parts, numbered consecutively, row i at `place[i]`."""
-    out = np.empty((len(place), parts[0].shape[1]), dtype=parts[0].dtype)
+def _scattered(parts: Sequence[np.ndarray], place: np.ndarray, count: int) -> np.ndarray:
+    """`count` of the rows of all parts, numbered consecutively: row i at `place[i]`, nowhere if that is negative."""
+    out = np.empty((count, parts[0].shape[1]), dtype=parts[0].dtype)
     start = 0
     for part in parts:
-        out[place[start : start + len(part)]] = part
+        to = place[start : start + len(part)]
+        out[to[to >= 0]] = part if (to >= 0).all() else part[to >= 0]
         start += len(part)
     return out
 

@@ -45,6 +45,23 @@ def template_of(name: str) -> Template | None:
     return tuple((text, None if field is None else field.strip()) for text, field, _, _ in pieces)
 
 
+def text_name(column: str) -> str:
+    """The column that holds the text of a column of numbers, exactly as its file writes them, where there is one."""
+    return f"{{{column}}}"
+
+
+def number_text(values: pa.Array) -> pa.Array | None:
+    """float64 as text, whole numbers without an exponent; None where one has 2**53 or more, and may be another."""
+    size = pc.abs(values)
+    most = pc.max(size).as_py() or 0
+    text = values.cast(pa.large_string())
+    if most < 1e10:  # from here on Arrow prints an exponent
+        return text
+    whole = pc.and_(pc.equal(pc.floor(values), values), pc.greater_equal(size, 1e10))
+    digits = pc.if_else(whole, values, 0.0).cast(pa.int64(), safe=False).cast(pa.large_string())
+    return pc.if_else(whole, digits, text) if most < 2.0**53 else None
+
+
 def fill_in(template: Template, columns: Mapping[str, pa.Array]) -> pa.Array:
     """large_string[n]: the template's text with the values of columns, which are large_string[n]."""
     pieces: Sequence[Any] = [

@@ -28,12 +28,6 @@ from msgspec import Meta
 
 from zephon.errors import RecipeError, ZephonError
 
-__all__ = [
-    "Column", "Count", "Folder", "Key", "Limit", "Location", "Name", "Names", "Positive", "Prose", "Share", "Size",
-    "Weight", "Weights", "Whole", "check", "check_keys", "expectation", "key", "keys_of", "nearest", "quote",
-    "refuse_unknown", "seen", "settings_of", "within",
-]  # fmt: skip
-
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
 _MAX_FLOAT = sys.float_info.max
@@ -64,7 +58,7 @@ Whole = Annotated[int, Meta(ge=0, le=MAX_INT32, title="an integer of at least 0"
 Positive = Annotated[int, Meta(ge=1, le=MAX_INT32, title="an integer of at least 1")]
 Limit = Annotated[int, Meta(ge=1, le=1 << 16, title="an integer from 1 to 65536")]
 Share = Annotated[float, Meta(ge=0, le=1, title="a number from 0 to 1")]
-Weight = Annotated[float, Meta(gt=0, le=_MAX_FLOAT, title="a finite number above 0")]
+Weight = Annotated[float, Meta(ge=0, le=_MAX_FLOAT, title="a finite number of at least 0")]
 Weights = Annotated[
     dict[str, Annotated[float, Meta(ge=0, le=_MAX_FLOAT)]],
     Meta(min_length=1, title="a table of weights by source: finite numbers of at least 0, at least one above 0"),
@@ -194,8 +188,18 @@ def check(kind: Any, value: Any, name: str, error: type[ZephonError] = RecipeErr
     except msgspec.ValidationError:
         words = [word for part in _parts(kind) if get_origin(part) is Literal for word in get_args(part)]
         near = nearest(value, words) if isinstance(value, str) else None
-        remedy = f" Did you mean {quote(near)}?" if near else ""
+        remedy = (
+            f" Did you mean {quote(near)}?" if near else " Write it without quotes." if _is_quoted(plain, kind) else ""
+        )
         raise error(f"{name} is {seen(value)}; expected {expectation(kind)}.{remedy}") from None
+
+
+def _is_quoted(value: Any, kind: Any) -> bool:
+    """Whether a text spells a value of the type."""
+    try:
+        return isinstance(value, str) and msgspec.convert(value, kind, strict=False) is not None
+    except msgspec.ValidationError:
+        return False
 
 
 def check_keys(instance: Any, error: type[ZephonError] = RecipeError, prefix: str = "") -> None:

@@ -24,16 +24,8 @@ from zephon.config.keys import (
     refuse_unknown,
     seen,
 )
+from zephon.config.topology import resolve_lanes
 from zephon.errors import PipelineError, ZephonError
-
-__all__ = [
-    "CacheOptions",
-    "FaultPolicy",
-    "Options",
-    "RunSettings",
-    "default_lookahead",
-    "default_workers",
-]
 
 # The disk that data of stores may take where nobody set a folder or a limit: a home folder is not for a corpus.
 DEFAULT_LIMIT_BYTES = 32 * 10**9
@@ -92,6 +84,12 @@ class RunSettings:
         "auto",
         'Number of lanes, fixed for the life of a run; data-parallel degrees divide it. "auto": the size of the global '
         "batch where that is at most 256, else its divisor up to 256 that most degrees divide.",
+    )
+    feeds: Limit | Literal["auto"] = key(
+        "auto",
+        "Feeds that the lanes take their records from, in turn; a divisor of the number of lanes. With more of them "
+        'each rank has less to read, and lanes end further apart. "auto": one for each lane, or, in a run that ends, '
+        "one for each GiB of data.",
     )
     flush_every_k_chunks: Positive = key(
         1, "Chunks per window: stateful operators start each window empty and end it flushed."
@@ -230,6 +228,11 @@ class Options(RunSettings):
         """These options with some changed, all checked."""
         refuse_unknown(changes, [f.name for f in fields(self)], "option", PipelineError)
         return replace(self, **changes)
+
+    @property
+    def lanes(self) -> int:
+        """L."""
+        return resolve_lanes(self.canonical_replicas, global_batch=self.global_batch, dp_degree=self.dp_degree)
 
     @property
     def cache(self) -> CacheOptions:

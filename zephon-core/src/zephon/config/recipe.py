@@ -44,8 +44,6 @@ from zephon.config.settings import (
 )
 from zephon.errors import RecipeError
 
-__all__ = ["DataRecipe", "SourceRecipe"]
-
 _T = TypeVar("_T")
 
 

@@ -27,16 +27,6 @@ from zephon.config.keys import (
 )
 from zephon.errors import RecipeError
 
-__all__ = [
-    "DATASET_KEYS",
-    "CurriculumSettings",
-    "OrderSettings",
-    "RowSettings",
-    "Stage",
-    "check_schedule",
-    "check_weights",
-]
-
 SpecialTokens = Literal["auto", "bos_eos", "bos", "eos", "none"]
 ChatLoss = Literal["assistant", "last_assistant", "all"]
 
@@ -140,7 +130,7 @@ class RowSettings:
         'Special tokens that the assistant may spell, separated by blanks, "all" or "none"; by default '
         '"<think> </think>".',
     )
-    tokens_field: Column | None = key(None, "Column of token ids; by default input_ids.")
+    tokens_field: Column | None = key(None, "Column of token ids; by default input_ids, or the only column.")
     loss_field: Column | None = key(None, "Column of flags, true where a token id is trained on.")
     labels_field: Column | None = key(None, "Column of labels, -100 where a token id is not trained on.")
     positions_field: Column | None = key(None, "Column of the positions of token ids.")
@@ -212,10 +202,10 @@ class Stage:
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Refuse weights whose shares of the sum are not all above 0, since the sum is infinite or dwarfs one of them."""
+    """Refuse weights that are all 0, or of which the sum is infinite or dwarfs one."""
     total = sum(weights.values())
     for name, weight in weights.items():
-        if not weight / total > 0:
+        if not total or (weight and not weight / total > 0):
             raise RecipeError(
                 f"the weight of {quote(name)} is {weight} and all weights add up to {total}; expected shares above 0."
             )
@@ -232,9 +222,9 @@ def check_schedule(stages: Sequence[Stage], names: Sequence[str]) -> None:
         if not isinstance(stage, Stage):
             raise RecipeError(f"stage {nth} of the schedule is {seen(stage)}; expected a zephon.work.Stage.")
         refuse_unknown(stage.mixture, names, f"source in stage {nth} of the schedule")
-    idle = [name for name in names if not any(stage.mixture.get(name) for stage in stages)]
+    idle = [name for name in names if not any(name in stage.mixture for stage in stages)]
     if idle:
-        raise RecipeError(f"no stage of the schedule gives {idle} a weight above 0; remove the source, or give it one.")
+        raise RecipeError(f"no stage of the schedule gives {idle} a weight; remove the source, or give it one.")
     first, last = stages[0], stages[-1]
     if first.start(1) or first.change != "constant":
         raise RecipeError(

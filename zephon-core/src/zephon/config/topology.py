@@ -6,6 +6,9 @@ lane
     One of L ordered streams of records, fixed for the life of a run (`canonical_replicas`).
 group
     One data-parallel group: the ranks that must see the same data. G of them, each owning L/G neighbouring lanes.
+feed
+    What lanes take their records from, in turn: consecutive lanes share a feed in a run that ends, so that they end
+    together. In a run without end every lane is a feed of its own.
 round
     One record from every lane. A group emits one record per owned lane and round, in lane order.
 sequence number
@@ -23,9 +26,9 @@ import numpy as np
 from zephon.config.keys import Limit, Positive, Whole, check
 from zephon.errors import TopologyError
 
-__all__ = ["Topology", "divisors", "resolve_lanes"]
-
 MAX_AUTO_LANES = 256
+FEED_BYTES = 1 << 30
+"""Least data of a feed: every group reads all of its feeds, and lanes end together where feeds are few."""
 
 
 def divisors(n: int) -> list[int]:
@@ -73,16 +76,33 @@ def resolve_lanes(canonical_replicas: int | str, *, global_batch: int | None, dp
             return (len(divisors(d)), d) if d <= MAX_AUTO_LANES else (0, -d)
 
         best = max(divisors(batch), key=rank)
-        return (
-            best if best % groups == 0 else max((d for d in divisors(batch) if d % groups == 0), key=rank, default=best)
-        )
+        fitting = [d for d in divisors(batch) if d % groups == 0]
+        return best if best in fitting else max(fitting, key=rank, default=best)
     if groups > 1:
         raise TopologyError(
-            f"dp_degree is {dp_degree}, but neither canonical_replicas (the number of lanes) nor a global batch size "
-            "is given, and the data must not depend on the number of groups; set canonical_replicas to a number that "
-            f"every dp_degree you may use divides, for example {max(64, dp_degree)}."
+            f"dp_degree is {dp_degree}, and neither canonical_replicas (lanes) nor a global batch is given; set "
+            f"canonical_replicas to a number that every dp_degree you may use divides, such as {max(64, dp_degree)}."
         )
     return 1
+
+
+def resolve_feeds(feeds: int | str, *, lanes: int, nbytes: int | None) -> int:
+    """The number of feeds of a run.
+
+    Args:
+        feeds: the option; "auto" gives every lane a feed of its own, or, in a run that ends, one for each GiB of data.
+        lanes: L.
+        nbytes: bytes of the data of a run that ends, else None.
+
+    Raises:
+        TopologyError: they do not divide the lanes.
+    """
+    if feeds == "auto":
+        return lanes if nbytes is None else max(d for d in divisors(lanes) if d == 1 or d * FEED_BYTES <= nbytes)
+    number = int(check(Limit, feeds, "feeds", TopologyError))
+    problem = f"{lanes} lanes do not divide among {number} feeds"
+    _check_divides(("canonical_replicas", lanes), ("feeds", number), problem)
+    return number
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +114,14 @@ class Topology:
         dp_degree: G, the number of data-parallel groups.
         dp_group_id: this group, 0 to G - 1.
         global_batch: B, records per optimizer step, or None where the caller does not count steps.
+        lanes_per_feed: consecutive lanes that share a feed.
     """
 
     lanes: int = 1
     dp_degree: int = 1
     dp_group_id: int = 0
     global_batch: int | None = None
+    lanes_per_feed: int = 1
 
     def __post_init__(self) -> None:
         check(Limit, self.lanes, "canonical_replicas", TopologyError)
@@ -137,10 +159,20 @@ class Topology:
         """B / L, or None where the global batch is unknown."""
         return None if self.global_batch is None else self.global_batch // self.lanes
 
-    def rounds_of_lane(self, local_records: int, lane: int) -> int:
-        """How many of this group's first `local_records` records came from `lane` (an owned lane)."""
+    @property
+    def feeds(self) -> int:
+        """Feeds of the run."""
+        return self.lanes // self.lanes_per_feed
+
+    @property
+    def owned_feeds(self) -> range:
+        """The feeds of the lanes of this group."""
+        return range(self.owned.start // self.lanes_per_feed, -(-self.owned.stop // self.lanes_per_feed))
+
+    def records_of_feed(self, local_records: int, feed: int) -> int:
+        """Records that `feed` has given when this group has used `local_records`; of a shared feed in whole rounds."""
         full, part = divmod(local_records, self.width)
-        return full + (1 if lane - self.owned.start < part else 0)
+        return full * self.lanes_per_feed + (self.lanes_per_feed == 1 and feed - self.owned.start < part)
 
     def sequence_numbers(self, start: int, count: int) -> np.ndarray:
         """Sequence numbers int64[count] of this group's records `start` to `start + count`."""

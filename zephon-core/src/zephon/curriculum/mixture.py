@@ -28,8 +28,6 @@ from zephon.curriculum.permute import derive_key, hash64, mix_key, shuffled_indi
 from zephon.curriculum.rates import FRACTION_BITS, Curve, CurveFrom
 from zephon.errors import CheckpointError
 
-__all__ = ["NO_CUT", "Chunk", "Curriculum", "Cuts", "Ending"]
-
 _GRID_BITS = 5  # a rate that changes in a chunk is looked up at every 32nd of it
 
 NO_CUT = (

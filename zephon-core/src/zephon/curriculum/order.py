@@ -30,8 +30,6 @@ import numpy as np
 from zephon.curriculum.permute import derive_key, feistel, hash64, mix_key, mix_keys, shuffled_indices
 from zephon.data.catalog import Catalog
 
-__all__ = ["DatasetOrder", "OrderOptions", "segment_starts"]
-
 BLOCK_BYTES_PER_JOB = 32 << 20
 SMALL_DATASET_BYTES = 128 << 20
 _SMALL_SEGMENTS = 1024

@@ -12,8 +12,6 @@ import hashlib
 
 import numpy as np
 
-__all__ = ["derive_key", "feistel", "hash64", "mix_key", "mix_keys", "shuffled_indices"]
-
 _MASK = (1 << 64) - 1
 _GAMMA = 0x9E3779B97F4A7C15
 _M1 = 0xBF58476D1CE4E5B9

@@ -17,8 +17,6 @@ from itertools import pairwise
 
 from zephon.curriculum.schedule import Span
 
-__all__ = ["FRACTION_BITS", "Curve", "CurveFrom", "constant_curve", "row_weights", "scheduled_curve"]
-
 FRACTION_BITS = 40
 _WEIGHT_ONE = 1 << 48
 _RATE_ONE = 1 << 64

@@ -23,8 +23,6 @@ from itertools import pairwise
 from zephon.config.settings import Stage
 from zephon.errors import RecipeError
 
-__all__ = ["COSINE_PIECES", "SHARE_ONE", "Span", "shares_between", "spans_of"]
-
 COSINE_PIECES = 32
 SHARE_ONE = 1 << 60
 

@@ -27,8 +27,6 @@ from zephon.data.dataset import Dataset
 from zephon.data.reader import OpenDataset
 from zephon.errors import RecipeError
 
-__all__ = ["ScheduledMixtureWorkSource", "StaticMixtureWorkSource", "WorkSource"]
-
 _ORDER_KEYS = tuple(name for name in DATASET_KEYS if name not in END_KEYS)
 
 
@@ -156,14 +154,14 @@ class WorkSource(CurriculumSettings):
 
     @property
     def relative_weights(self) -> dict[str, float]:
-        """Weights in units of the first dataset's, so that 3 to 1 and 0.75 to 0.25 are one and the same mixture.
+        """Weights in units of the first one above 0, so that 3 to 1 and 0.75 to 0.25 are one and the same mixture.
 
         Under a schedule, which has the weights, 1 for every dataset but those that are only kept.
         """
         if self.schedule:
             return {name: 0.0 if name in self.retired else 1.0 for name in self.names}
         assert self.mixture is not None
-        first = next(iter(self.mixture.values()))
+        first = next(filter(None, self.mixture.values()))
         return {name: weight / first for name, weight in self.mixture.items()}
 
     @property
@@ -273,7 +271,7 @@ class WorkSource(CurriculumSettings):
 class StaticMixtureWorkSource(WorkSource):
     """A mixture of datasets whose token shares stay the same for the whole run.
 
-    `mixture` has the weight of each dataset by name, finite and positive; shares of tokens are weight / sum of weights.
+    `mixture` has the weight of each dataset by name, at least 0; shares of tokens are weight / sum of weights.
     None gives every dataset the same weight. All else is as in `WorkSource`.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,6 @@ from zephon.config.keys import Size, check_keys, key
 from zephon.curriculum.permute import derive_key, shuffled_indices
 from zephon.data.reader import OpenDataset
 from zephon.errors import DataError
-
-__all__ = ["TokenEstimation"]
 
 _GROUPS_SAMPLED = 16
 _GROUP_BYTES_LIMIT = 64 << 20
@@ -39,7 +37,13 @@ class TokenEstimation:
         check_keys(self)
 
     def tokens_per_row(
-        self, dataset: OpenDataset, text_field: str, count_tokens: Callable[[pa.Table], int], *, seed: int
+        self,
+        dataset: OpenDataset,
+        text_field: str,
+        count_tokens: Callable[[pa.Table], int],
+        *,
+        seed: int,
+        failures: Sequence[tuple[int, str, str]] = (),
     ) -> float:
         """Mean tokens per row of `dataset`, rows without text counted as rows.
 
@@ -48,6 +52,7 @@ class TokenEstimation:
             text_field: the column whose bytes the ratio refers to.
             count_tokens: tokens that the pipeline makes of some rows, special tokens included.
             seed: seed of the run.
+            failures: rows that cannot be used, as `count_tokens` finds them: place, operator and reason.
         """
         catalog = dataset.catalog
         order = shuffled_indices(derive_key("token-estimation", seed, dataset.name), len(catalog.group_rows))
@@ -74,9 +79,10 @@ class TokenEstimation:
             tokens += count_tokens(table.take(int64_array(rows[:taken])))
             text_bytes += int(lengths[rows[:taken]].sum())
         if not tokens:
+            why = "".join(f" ({operator}: {reason})" for _, operator, reason in failures[:1])
             raise DataError(
-                f'dataset "{dataset.name}": no row has text in column "{text_field}"; expected some tokens from every '
-                "dataset of a mixture."
+                f'dataset "{dataset.name}": no row gives tokens from column "{text_field}"{why}; expected some from '
+                "every dataset of a mixture."
             )
         ratio = tokens / text_bytes * group_text_bytes / catalog_bytes
         return ratio * catalog.bytes / catalog.rows

@@ -33,15 +33,16 @@ class _Entry:
     table: pa.Table
     nbytes: int
     left: int  # rows of it that no lane has asked for in this pass
+    is_spent: bool = False  # it will be wanted again in the next pass
 
 
 class DecodeCache:
     """Decoded groups up to `max_bytes` of Arrow buffers in memory and `disk_bytes` on disk; thread-safe.
 
     Two threads that want the same group decode it once: the first works, the others wait for its result, or get its
-    error, which is not remembered. Groups of which every row has been asked for go first, then the least recently used
-    ones; of those, the ones with rows left go to disk. The group asked for last stays even when it alone is larger than
-    `max_bytes`; 0 keeps nothing at all, on disk neither.
+    error, which is not remembered. Groups of which every row has been asked for take a quarter of the memory at most,
+    which serves small datasets, and go first; then the least recently used ones go, to disk if rows of them are left.
+    The group asked for last stays even when it alone is larger than `max_bytes`; 0 keeps nothing, on disk neither.
     """
 
     def __init__(self, max_bytes: int, disk_bytes: int = 0) -> None:
@@ -50,6 +51,7 @@ class DecodeCache:
         self.max_bytes, self.disk_bytes = max_bytes, disk_bytes
         self.bytes = 0
         """Bytes of the groups in memory now."""
+        self._spent_bytes = 0
         self._lock = threading.Lock()
         self._tables: OrderedDict[Hashable, _Entry] = OrderedDict()  # the next one to go first
         self._disk = _Disk(disk_bytes)
@@ -109,29 +111,36 @@ class DecodeCache:
         """Drops the groups whose key is `unwanted`."""
         with self._lock:
             for key in [key for key in self._tables if unwanted(key)]:
-                self.bytes -= self._tables.pop(key).nbytes
+                entry = self._tables.pop(key)
+                self.bytes -= entry.nbytes
+                self._spent_bytes -= entry.is_spent * entry.nbytes
             for key in [key for key in self._on_disk if unwanted(key)]:
                 del self._on_disk[key]
 
     # The rest is called with the lock held.
 
     def _use(self, key: Hashable, entry: _Entry, rows: int) -> None:
+        self._spent_bytes -= entry.is_spent * entry.nbytes
         entry.left -= rows
-        spent = entry.left <= 0
-        if spent:
+        entry.is_spent = entry.left <= 0
+        if entry.is_spent:
             entry.left = entry.table.num_rows  # of the next pass
         if key in self._tables:
-            self._tables.move_to_end(key, last=not spent)
-        elif spent:
+            self._tables.move_to_end(key, last=not entry.is_spent)
+            self._spent_bytes += entry.is_spent * entry.nbytes
+        elif entry.is_spent:
             del self._on_disk[key]
 
     def _over_limit(self, last: Hashable) -> list[tuple[Hashable, _Entry]]:
-        """Takes groups out of memory down to its limit, but not the `last` one; those that should go to disk."""
+        """Takes groups out of memory down to its limits, but not the `last` one; those that should go to disk."""
         outgoing = []
-        for key in list(self._tables) if self.bytes > self.max_bytes else ():
-            if self.bytes > self.max_bytes and key != last:
-                entry = self._tables.pop(key)
+        for key, entry in list(self._tables.items()):
+            if self.bytes <= self.max_bytes and (self._spent_bytes <= self.max_bytes // 4 or not entry.is_spent):
+                break
+            if key != last:
+                del self._tables[key]
                 self.bytes -= entry.nbytes
+                self._spent_bytes -= entry.is_spent * entry.nbytes
                 if entry.left < entry.table.num_rows:  # else nothing of it, or all, has been used
                     outgoing.append((key, entry))
         return outgoing
@@ -161,6 +170,8 @@ class _Disk:
         part = pa.py_buffer(memoryview(segment)[start : start + nbytes])
         with pa.ipc.new_stream(pa.FixedSizeBufferWriter(part), table.schema) as writer:
             writer.write_table(table)
+        low = start // mmap.PAGESIZE * mmap.PAGESIZE
+        segment.madvise(mmap.MADV_DONTNEED, low, start + nbytes - low)  # the system has it, this process needs it later
         return pa.ipc.open_stream(part).read_all()
 
     def _new_segment(self, nbytes: int) -> mmap.mmap | None:

@@ -66,7 +66,7 @@ def _new_store(kind: str, bucket: str) -> Store:
         from zephon.data.hub import HubStore  # huggingface_hub takes its time to import
 
         return HubStore(kind)
-    return ObjectStore(kind, bucket) if kind in _CONNECT and find_spec("obstore") else FsspecStore(kind)
+    return ObjectStore(kind, bucket) if kind in _CONNECT and find_spec("obstore") else FsspecStore(kind, bucket)
 
 
 class ObjectStore(Store):
@@ -174,12 +174,12 @@ class FsspecStore(Store):
         system = self.ask(fsspec.get_filesystem_class, self.scheme)
         options = system._get_kwargs_from_urls(f"{self.scheme}://{self.bucket}/")
         try:
-            return system(**options, skip_instance_cache=not only_once, use_listings_cache=False)
-        except (ImportError, TypeError, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            reason = f"fsspec has no client for {self.scheme}:// here ({str(error).partition(chr(10))[0]})"
-            raise StoreFault("refused", f"{reason}; set up what it needs, or copy or mount the dataset") from error
+            return self.ask(system, **options, skip_instance_cache=not only_once, use_listings_cache=False)
+        except StoreFault as fault:
+            if fault.kind == "unclear" and getattr(fault.__cause__, "errno", None) is None:
+                missing = f"fsspec has no client for {self.scheme}:// here ({fault.reason}); set up what it needs"
+                raise StoreFault("refused", f"{missing}, or copy or mount the dataset") from fault
+            raise
 
     def _uri(self, folder: str) -> str:
         return f"{self.scheme}://{folder}" if self.scheme == "memory" else f"{self.scheme}://{folder.strip('/')}"

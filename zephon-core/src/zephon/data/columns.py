@@ -22,7 +22,7 @@ from pyarrow import types
 
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import fill_in, template_of
+from zephon.columns.template import fill_in, template_of, text_name
 from zephon.errors import DataError
 
 
@@ -191,7 +191,7 @@ def sound_table(
                 continue
             texts = {}
             for field in physical_columns([name]):
-                values = sound(field)
+                values = sound(text_name(field) if text_name(field) in part.column_names else field)
                 try:
                     texts[field] = values.cast(pa.large_string())
                 except (pa.ArrowException, UnicodeDecodeError) as error:
@@ -335,7 +335,9 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 def _prints(kind: pa.DataType) -> bool:
-    return types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_temporal(kind)
+    return types.is_temporal(kind) or any(
+        prints(kind) for prints in (types.is_integer, types.is_floating, types.is_decimal, types.is_boolean)
+    )
 
 
 def _unsound(chunk: pa.Array, name: str, path: str, first_row: int, error: Exception) -> Damaged:

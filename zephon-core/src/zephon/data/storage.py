@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import difflib
+import glob
 import hashlib
 import io
 import os
@@ -285,15 +286,21 @@ def local_path(path: str) -> str:
 def list_files(path: str) -> Listing:
     """All regular files behind `path`, sorted by name; at least one.
 
-    A file gives itself; a folder all files below it; a glob what matches, see `zephon.data.patterns`. Links are
-    followed, and every real folder is read under one name only, so loops of links end.
+    A file gives itself; a folder all files below it; a glob what matches, see `zephon.data.patterns`; NAME, NAME.bin or
+    NAME.idx a pair of Megatron's. Links are followed, and every real folder is read under one name only, so loops of
+    links end.
 
     Raises:
         DataError: nothing there, a store that cannot be reached, or a folder or link that cannot be followed.
     """
     if is_remote(path):
-        return _list_remote(path)
+        return _list_remote(_pair(path) if MAGIC.search(path) else path)
     local = local_path(path)
+    stem = local.removesuffix(".bin").removesuffix(".idx")
+    if not os.path.isdir(local) and all(os.path.isfile(f"{stem}{end}") for end in (".bin", ".idx")):
+        local = _pair(f"{glob.escape(stem)}.bin")
+    elif MAGIC.search(local) and not os.path.lexists(local):
+        local = _pair(local)
     try:
         if os.path.isdir(local):
             root, found = local, _walk(local, "")
@@ -320,6 +327,11 @@ def list_files(path: str) -> Listing:
     sizes = np.fromiter((found[name][0] for name in names), np.int64, len(names))
     mtimes = np.fromiter((found[name][1] for name in names), np.int64, len(names))
     return Listing(root, names, sizes, mtimes)
+
+
+def _pair(pattern: str) -> str:
+    """The pattern, with the .idx files of the .bin files that it names, or the other way round."""
+    return f"{pattern[:-4]}.[bi][id][nx]" if pattern.endswith((".bin", ".idx")) else pattern
 
 
 def _list_remote(uri: str) -> Listing:

@@ -6,7 +6,6 @@ records ready; look-ahead is bounded, and dropping the iterator ends the thread.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import queue
 import threading
@@ -22,10 +21,8 @@ from zephon.columns.records import RecordBlock
 from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
-from zephon.engine.runners import Runner
+from zephon.engine.runners import ENGINES, Runner
 from zephon.engine.totals import Totals
-
-__all__ = ["Ahead", "Engine", "EngineSetup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +33,11 @@ class EngineSetup:
         plan: the compiled pipeline.
         runner: name of the runner.
         workers: number of workers by kind of work.
-        starts: by owned lane, its start and the number of records to leave out after it.
+        starts: by feed of this group, its start and the number of records to leave out after it.
         block_records: approximate number of records per block.
-        on_window: called with lane and start of every window that a lane reaches, from the thread that runs `rounds`.
-        on_fault: called, from the same thread, with lane, chunk and fault for every row left out as unusable.
+        on_window: called with feed and start of every window that a feed reaches, from the thread that runs `rounds`.
+        on_fault: called, from the same thread, with feed, chunk and fault for every row left out as unusable; of a feed
+            that several groups read, in the first of them.
     """
 
     plan: Plan
@@ -65,21 +63,25 @@ class Engine:
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
         self._runner, self._pool = runner, pool
-        self._rounds = max(1, setup.block_records // plan.topology.width)
-        share = plan.lookahead_bytes // plan.topology.width
-        self.lanes = {
-            lane: LaneStream(
-                plan, lane, *setup.starts[lane], runner, self.totals, share, setup.on_window, setup.on_fault
+        topology = plan.topology
+        self._rounds = max(1, setup.block_records // (len(topology.owned_feeds) * topology.lanes_per_feed))
+        share = plan.lookahead_bytes // len(topology.owned_feeds)
+        self.lanes = {}
+        for feed in topology.owned_feeds:
+            # What several groups read is counted and reported by the first of them.
+            first = feed * topology.lanes_per_feed in topology.owned
+            totals = self.totals if first else Totals(len(plan.dataset_names))
+            on_fault = setup.on_fault if first else None
+            self.lanes[feed] = LaneStream(
+                plan, feed, *setup.starts[feed], runner, totals, share, setup.on_window, on_fault
             )
-            for lane in plan.topology.owned
-        }
 
     def rounds(self) -> Iterator[RecordBlock]:
         """Blocks of whole rounds, one record per owned lane and round, in lane order.
 
         A lane that has ended before others contributes filler records, which have no real tokens.
         """
-        plan = self._plan
+        topology, per_round = self._plan.topology, self._plan.topology.lanes_per_feed
         lanes = list(self.lanes.values())
         for lane in lanes:
             # One block per lane first: the first round must not wait for the full look-ahead of the first lanes.
@@ -87,24 +89,31 @@ class Engine:
         while True:
             for lane in lanes:
                 lane.advance()
-            live = [lane.ready for lane in lanes if lane.ready]
+            # The last round of a shared feed may be short.
+            live = [(lane.ready + lane.ended * (per_round - 1)) // per_round for lane in lanes if lane.ready]
             if not live:
                 return
             count = min(*live, self._rounds)
-            parts = [
-                lane.take(count) if lane.ready else RecordBlock.filler(count, plan.pack.record_length, plan.pad_token)
-                for lane in lanes
-            ]
-            if len(parts) == 1:
+            parts = [self._taken(lane, count * per_round) for lane in lanes]
+            if len(parts) == 1 and topology.width == per_round:
                 yield parts[0]
             else:
-                # [lane, round] to [round, lane]
-                order = np.arange(len(parts) * count, dtype=np.int64).reshape(len(parts), count).T.reshape(-1)
-                yield RecordBlock.arrange(parts, order)
+                # [feed, round, lane of the feed] to [round, owned lane]
+                order = np.arange(len(parts) * count * per_round, dtype=np.int64).reshape(len(parts), count, per_round)
+                first = topology.owned.start - topology.owned_feeds.start * per_round
+                rounds = order.transpose(1, 0, 2).reshape(count, -1)
+                yield RecordBlock.arrange(parts, rounds[:, first : first + topology.width].reshape(-1))
             # In turn, for the same reason.
             wanting = lanes
             while wanting:
                 wanting = [lane for lane in wanting if lane.fill()]
+
+    def _taken(self, lane: LaneStream, count: int) -> RecordBlock:
+        """The next `count` records, filled up where the lane has ended."""
+        if lane.ready >= count:
+            return lane.take(count)
+        fill = RecordBlock.filler(count - lane.ready, self._plan.pack.record_length, self._plan.pad_token)
+        return RecordBlock.concat([lane.take(lane.ready), fill]) if lane.ready else fill
 
     def close(self) -> None:
         """End all work; does not wait for it."""
@@ -115,17 +124,6 @@ class Engine:
         """End worker processes; pending calls raise, so that no thread keeps waiting."""
         if self._pool:
             self._pool.close()
-
-
-_running: dict[threading.Thread, Callable[[], object]] = {}
-
-
-@atexit.register
-def _end_all() -> None:
-    # A thread that is in native code while the interpreter shuts down crashes the process.
-    for thread, close in list(_running.items()):
-        close()
-        thread.join()
 
 
 class Ahead:
@@ -141,7 +139,7 @@ class Ahead:
         # Ends the thread when the iterator is dropped.
         self.close = weakref.finalize(self, self._handover.close)
         thread = threading.Thread(target=self._handover.produce, name="zephon-engine", daemon=True)
-        _running[thread] = self._handover.close
+        ENGINES[thread] = self._handover.close
         thread.start()
 
     def __iter__(self) -> Iterator[RecordBlock]:
@@ -174,7 +172,7 @@ class _Handover:
         finally:
             self._engine.close()
             self._ready.put(end)
-            _running.pop(threading.current_thread(), None)
+            ENGINES.pop(threading.current_thread(), None)
 
     def get(self) -> RecordBlock:
         """The next block; after the last one, raises the exception that ended the engine."""

@@ -30,8 +30,6 @@ from zephon.errors import DataError
 from zephon.ops.base import Job, Ordered
 from zephon.ops.documents import Emitted
 
-__all__ = ["LaneStream"]
-
 # Each block has an overhead of about a millisecond, so blocks are as large as the look-ahead allows; a lane starts with
 # small ones, so that its first record does not wait for a large one.
 _MAX_BLOCK_BYTES = 2 << 20
@@ -62,7 +60,7 @@ class LaneStream:
 
     Args:
         plan: the compiled pipeline.
-        lane: which lane.
+        lane: which lane, or which feed of several lanes.
         start: where the lane is entered.
         skip: records after `start` that have been used already.
         runner: runs the work.
@@ -102,7 +100,7 @@ class LaneStream:
         self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
         self._pieces = self._cut_into_pieces()
         if plan.readahead_bytes and runner.looks_ahead:
-            self._pieces = self._announced(self._pieces, plan.readahead_bytes // plan.topology.width)
+            self._pieces = self._announced(self._pieces, plan.readahead_bytes // len(plan.topology.owned_feeds))
         self._exhausted = False
         self._bytes_under_way = 0.0  # of text submitted and not yet packed, by the catalogs' estimate
         self._estimates: deque[float] = deque()
@@ -133,11 +131,11 @@ class LaneStream:
         ]
 
     def fill(self) -> bool:
-        """Submit a piece of work if the look-ahead has room, or nothing is pending or ready; whether it did."""
+        """Submit a piece of work if the look-ahead has room, or none is pending and no round ready; whether it did."""
         # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
         if self._exhausted or not (
-            not (self._documents or self._rows or self.ready)
+            not (self._documents or self._rows or self.ready >= self._plan.topology.lanes_per_feed)
             or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)
         ):
             return False
@@ -145,9 +143,9 @@ class LaneStream:
         return True
 
     def advance(self) -> None:
-        """Process finished work until records are ready or the lane has ended."""
+        """Process finished work until the records of a round are ready or the lane has ended."""
         self._move_finished()
-        while not self.ready and not self.ended:
+        while self.ready < self._plan.topology.lanes_per_feed and not self.ended:
             # The work in the last queues is the oldest; workers go on with the rest meanwhile.
             for queue, step in self._steps:
                 if queue:
@@ -233,7 +231,7 @@ class LaneStream:
         if block.chunk == start.chunk and len(block.position) and block.position[0] < start.position:
             block = block.from_position(start.position)
         self._totals.add(block)
-        kept, dropped = counts.documents - counts.dropped, counts.dropped
+        kept = counts.documents - counts.dropped
         jobs = self._packer.push(block)
         for chunk, faults in block.faults:
             rows = self._plan.curriculum.chunk(self._lane, chunk)
@@ -242,21 +240,12 @@ class LaneStream:
         without_tokens = counts.documents - counts.dropped == kept
         self._rows_without_tokens = self._rows_without_tokens + int(block.rows_read.sum()) if without_tokens else 0
         if self._rows_without_tokens > self._plan.barren_limit:
-            raise DataError(self._no_tokens_message(oversized=counts.dropped > dropped))
-
-    def _no_tokens_message(self, *, oversized: bool) -> str:
-        names = ", ".join(self._plan.dataset_names)
-        rows = f"no row of {names} has tokens to pack: all {self._rows_without_tokens:,} rows"
-        if oversized:
-            return (
-                f"{rows} were blank or longer than a record of {self._plan.pack.record_length:,} tokens; use a longer "
-                "sequence length, or split long documents before or in packing."
+            raise DataError(
+                f"no row of {', '.join(self._plan.dataset_names)} has tokens to pack: all "
+                f"{self._rows_without_tokens:,} rows were null, empty, only white space, or left out by the operators, "
+                f"or longer than a record of {self._plan.pack.record_length:,} tokens; {self._plan.remedy}. Where "
+                "documents are too long, use a longer sequence length, or split them before or in packing."
             )
-        left_out = (self._totals.dropped + self._totals.failed).any()
-        return (
-            f"{rows} were null, empty or only white space{', or left out by the operators' * bool(left_out)}; "
-            f"{self._plan.remedy}."
-        )
 
     def _start_jobs(self, jobs: list[Job]) -> None:
         for job in jobs:
@@ -344,8 +333,8 @@ class LaneStream:
                 yield chunk.dataset[position:stop], chunk.row[position:stop], index, position
                 position = stop
                 self._block_bytes = min(2 * self._block_bytes, self._max_block_bytes)
-            most *= 4
-            if len(chunk) == most // 4:
+            if len(chunk) == most:
+                most *= 4
                 continue  # perhaps the first rows only
             index, position = index + 1, 0
             if index == plan.window_first(window + 1):

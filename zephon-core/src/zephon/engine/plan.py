@@ -27,8 +27,6 @@ from zephon.ops.stateful import StatefulStage
 from zephon.ops.trial import Sample
 from zephon.ops.turns import TokenPlan, Turns
 
-__all__ = ["Fetcher", "Plan"]
-
 _LEAST_STRETCH = 64
 # Rows that operators are tried on: the first 64, then the first 1,024, then some of groups all over the dataset.
 _SAMPLE_ROWS = (64, 1024)
@@ -208,7 +206,7 @@ class Plan:
         if self.mixture:
             return MixturePacker(
                 pack.record_length,
-                turns=Turns(lane, self.topology.lanes),
+                turns=Turns(lane, self.topology.feeds),
                 start=start,
                 window_first=self.window_first,
                 plan=TokenPlan(
@@ -217,7 +215,7 @@ class Plan:
                     self.tokens_per_row,
                 ),
                 through_windows=self.stateful is not None,
-                hold=self.mixture.per_lane(self.topology.lanes, pack.record_length),
+                hold=self.mixture.per_lane(self.topology.feeds, pack.record_length),
                 stretch=max(_LEAST_STRETCH, 4 * self._buffer_size),
                 pad_token=self.pad_token,
                 pad_last=self.pad_last,
@@ -252,11 +250,11 @@ class Plan:
     @property
     def _buffer_size(self) -> int:
         """Records of a lane that are shuffled together; 1 where they keep their order."""
-        return max(1, self.shuffle.buffer_size // self.topology.lanes) if self.shuffle else 1
+        return max(1, self.shuffle.buffer_size // self.topology.feeds) if self.shuffle else 1
 
     def orderer(self, lane: int, start: LaneStart) -> Orderer:
         """The operator that puts the records of `lane` into their final order."""
-        lanes = self.topology.lanes
+        lanes = self.topology.feeds
         if self.shuffle is None or self._buffer_size == 1:
             return Passer(size=max(1, UNSHUFFLED_BUFFER // lanes), buffer=start.buffer)
         return Shuffler(

@@ -13,8 +13,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol
 
-__all__ = ["InlineRunner", "Pending", "Runner", "ThreadsRunner"]
-
 
 class Pending(Protocol):
     """A result that may not be available yet."""
@@ -129,11 +127,16 @@ def _work(calls: queue.SimpleQueue[_Call | None], closed: threading.Event) -> No
 
 
 _running: weakref.WeakSet[ThreadsRunner] = weakref.WeakSet()
+ENGINES: dict[threading.Thread, Callable[[], object]] = {}
+"""Threads of engines, and what ends each."""
 
 
 @atexit.register
 def _end_all() -> None:
     # A thread that is in native code while the interpreter shuts down crashes the process.
+    for engine, close in list(ENGINES.items()):
+        close()
+        engine.join()
     for runner in list(_running):
         runner.close()
         for thread in runner.threads:

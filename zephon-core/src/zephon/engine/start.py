@@ -22,16 +22,9 @@ from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowOperator, Rows, apply_all
 
-__all__ = ["start_engine"]
-
 
 def start_engine(setup: EngineSetup) -> Engine:
-    """Start an engine.
-
-    Raises:
-        PipelineError: work cannot be sent to processes, or a stateful transform cannot begin.
-        WorkerError: processes cannot be started.
-    """
+    """Start an engine."""
     inline, workers = setup.runner == "inline", dict(setup.workers)
     pool = WorkerPool(1 if inline else workers["tokenize"])
     setup = replace(setup, plan=_with_processes(setup.plan, pool, everything=setup.runner == "process"))

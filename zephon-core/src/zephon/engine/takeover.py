@@ -12,27 +12,29 @@ from zephon.engine.totals import Totals
 from zephon.errors import CheckpointError
 from zephon.ops.shuffle import Passer
 
-__all__ = ["cuts_of"]
-
 
 def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[int, tuple[int, int]]:
-    """By lane: (chunk, rows). Earlier chunks and the first `rows` rows of this one belong to the earlier run.
+    """By feed: (chunk, rows). Earlier chunks and the first `rows` rows of this one belong to the earlier run.
 
     Args:
         plan: of the earlier run.
-        starts: where the owned lanes are entered.
+        starts: where the feeds of this group are entered.
         cursor: records of this group that have been used.
 
     Raises:
         CheckpointError: a lane has read all its data, and what it gives then would be other records in a run that goes
-            on.
+            on, or a round of a shared feed is not used up.
     """
+    if plan.topology.lanes_per_feed > 1 and cursor % plan.topology.width:
+        raise CheckpointError(
+            "the state of the run to take over was taken inside a round; expected one of the end of a step."
+        )
     totals = Totals(len(plan.dataset_names))
     runner = InlineRunner()
     cuts, too_late = {}, dict[int, int]()
     for number, start in starts.items():
         lane = LaneStream(plan, number, start, 0, runner, totals, 0)
-        used = plan.topology.rounds_of_lane(cursor, number)
+        used = plan.topology.records_of_feed(cursor, number)
         records = start.records_before
         while lane.starts[-1].records_before < used and not lane.ended:
             lane.advance()
@@ -60,7 +62,7 @@ def cuts_of(plan: Plan, starts: Mapping[int, LaneStart], cursor: int) -> dict[in
         raise CheckpointError(
             f"lane {min(too_late)} of the earlier run has read all its data, and gives out what it holds (last record, "
             "shuffle buffer, bins, stock) otherwise than a run that goes on. Continue from a state of at most "
-            f"{min(too_late.values()) * plan.topology.lanes} records; or begin the new recipe at record 0, without "
+            f"{min(too_late.values()) * plan.topology.feeds} records; or begin the new recipe at record 0, without "
             "continue_from."
         )
     return cuts

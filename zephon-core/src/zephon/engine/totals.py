@@ -7,8 +7,6 @@ import numpy as np
 from zephon.columns.records import TokenBlock
 from zephon.ops.base import PackCounts
 
-__all__ = ["Totals"]
-
 
 class Totals:
     """Counts per dataset.

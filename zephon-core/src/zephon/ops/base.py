@@ -21,8 +21,6 @@ import numpy as np
 
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
 
-__all__ = ["Job", "Ordered", "Orderer", "PackCounts", "Packer"]
-
 
 @dataclass(frozen=True, slots=True)
 class Job:

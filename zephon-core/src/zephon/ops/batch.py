@@ -8,8 +8,6 @@ from typing import ClassVar
 from zephon.config.keys import Positive, check_keys, key
 from zephon.errors import PipelineError
 
-__all__ = ["Batch"]
-
 
 @dataclass(frozen=True)
 class Batch:

@@ -21,8 +21,6 @@ from zephon.columns.records import Pointer, RecordBlock, TokenBlock
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
-__all__ = ["BinPacker"]
-
 _room = attrgetter("room")
 _NOWHERE = (-1, -1, -1)
 _WASTE = 16

@@ -13,14 +13,7 @@ import numpy as np
 from zephon.config.keys import Column, Names, check, key, quote
 from zephon.config.settings import ChatLoss
 from zephon.errors import PipelineError
-from zephon.ops.chat_messages import (
-    MessageFailure,
-    normal_messages,
-    normal_tools,
-    paired_messages,
-    python_values,
-    with_system,
-)
+from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
@@ -29,8 +22,6 @@ from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows, check_names
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
-
-__all__ = ["ChatEncoder", "TokenizeChat"]
 
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
@@ -130,11 +121,7 @@ class TokenizeChat(EncodeOptions):
         return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
 
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
-        """The same with the columns found among those of a dataset, of which other operators read some.
-
-        Raises:
-            PipelineError: a column that is named is missing, or one that belongs to conversations is not used.
-        """
+        """The same with the columns found among those of a dataset, of which other operators read some."""
         found = self._found(present, dataset)
         parts = _PARTS | (_PARTS_OF_PROMPTS if found.extra_columns else {})
         used = {found.field, *found.extra_columns, *found.optional_columns, *found.ignored, *read}
@@ -209,7 +196,7 @@ class ChatEncoder(Encoder):
         for index, (value, system, tools) in enumerate(zip(*columns, strict=True)):
             try:
                 messages = value() if callable(value) else normal_messages(value)
-                messages = with_system(messages, spec.system, system) if system else messages
+                messages = _with_system(messages, spec.system, system) if system else messages
                 if messages:
                     texts.append(self._conversation(messages, normal_tools(tools)))
                 (kept if messages else blank).append(index)
@@ -276,3 +263,12 @@ class ChatEncoder(Encoder):
 def _values(table: Any, column: str | None) -> list[Any]:
     """The values of a column that may be missing."""
     return table.column(column).to_pylist() if column in table.column_names else [None] * table.num_rows
+
+
+def _with_system(messages: list[dict[str, Any]], column: str | None, text: Any) -> list[dict[str, Any]]:
+    """A conversation behind the system message of a column; MessageFailure where it has one of its own."""
+    if not isinstance(text, str):
+        raise MessageFailure(f'column "{column}"', text, "text")
+    if messages and messages[0]["role"] == "system":
+        raise MessageFailure(f'a system message beside that of column "{column}"', messages[0], "one of the two")
+    return [{"role": "system", "content": text}, *messages] if messages else []

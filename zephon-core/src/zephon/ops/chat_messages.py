@@ -1,9 +1,5 @@
 """Conversations in the shapes in which they lie in files, made into the one shape that chat templates know.
 
-The usual shapes: a column `messages` or `conversations`; messages with role and content, or with from and value
-(ShareGPT, whose human is the user and whose gpt the assistant); content as text, or as parts of text; lists of structs
-as Parquet has them, or JSON as text; or two columns, prompts and answers.
-
 Structs of Arrow have the fields of all rows, so a null in one may say that the field is not there: nulls in structs are
 left out, at any depth. JSON in text says what it says, so its nulls are kept, but for those of a message's own keys,
 which transformers leaves out as well.
@@ -18,8 +14,6 @@ import msgspec
 import pyarrow as pa
 
 from zephon.columns.arrow import list_offsets, one_chunk
-
-__all__ = ["MessageFailure", "normal_messages", "normal_tools", "paired_messages", "python_values", "with_system"]
 
 _ROLES = {
     "human": "user",
@@ -94,15 +88,6 @@ def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more:
             raise MessageFailure(f'column "{name}"', value, "text or a list of messages")
         messages += [_message(f"message {n}", message, False) for n, message in enumerate(said, start=len(messages))]
     return messages
-
-
-def with_system(messages: list[dict[str, Any]], column: str | None, text: Any) -> list[dict[str, Any]]:
-    """A conversation behind the system message of a column; MessageFailure where it has one of its own."""
-    if not isinstance(text, str):
-        raise MessageFailure(f'column "{column}"', text, "text")
-    if messages and messages[0]["role"] == "system":
-        raise MessageFailure(f'a system message beside that of column "{column}"', messages[0], "one of the two")
-    return [{"role": "system", "content": text}, *messages] if messages else []
 
 
 def _message(name: str, message: Any, keeps_nulls: bool) -> dict[str, Any]:

@@ -17,8 +17,6 @@ from zephon.ops.chat_template import ChatTemplate, TemplateFailure
 from zephon.ops.chat_turns import ASSISTANT
 from zephon.tokenizer.definition import AddedToken
 
-__all__ = ["SpellableTokens"]
-
 _SPEECH = ("content", "reasoning_content", "reasoning", "thinking")
 _STAND_IN = 0xDC00  # and the next few: lone surrogates, which no text holds
 _STAND_INS = re.compile("[\udc00-\udcdf]")

@@ -19,8 +19,7 @@ from typing import Any
 from zephon.config.keys import quote
 from zephon.errors import PipelineError
 from zephon.tokenizer.load import TokenizerId, read_chat_settings, read_template_file
-
-__all__ = ["ChatTemplate", "TemplateFailure", "chat_templates", "digest_of"]
+from zephon.tokenizer.specials import ROLES
 
 # Lone surrogates are in no text, so nothing that a conversation says is taken for one.
 _BEGIN, _END = "\udce0", "\udce1"
@@ -38,7 +37,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str], date: str | None = None) -> None:
-        import jinja2
+        import jinja2.meta
 
         environment = _environment()
         if date is not None:
@@ -48,13 +47,14 @@ class ChatTemplate:
                 raise PipelineError(f'tokenize_chat date is {date!r}; expected a day such as "2024-07-26".') from None
         try:
             self._template = environment.from_string(source)
-            data = environment.parse(source).find_all(jinja2.nodes.TemplateData)
+            tree = environment.parse(source)
         except (jinja2.TemplateError, RecursionError, MemoryError) as error:
             line = getattr(error, "lineno", None)
             raise PipelineError(
                 f"the chat template cannot be compiled{f' (line {line})' if line else ''}: {str(error) or 'too deep'}."
             ) from None
-        self.marks_generation = any(node.data == _BEGIN for node in data)
+        self.marks_generation = any(node.data == _BEGIN for node in tree.find_all(jinja2.nodes.TemplateData))
+        self.variables = jinja2.meta.find_undeclared_variables(tree)
         self.source, self.tokens = source, dict(tokens)
         self._fixed = {**tokens, "documents": None}
 
@@ -83,7 +83,7 @@ def chat_templates(
 
     `chat_template` is one to use instead, its path, or the name of one of the tokenizer's.
     """
-    templates, tokens = read_chat_settings(tokenizer_id)
+    templates, roles = read_chat_settings(tokenizer_id)
     names = ", ".join(sorted(templates)) or "none"
     if chat_template is not None:
         source = os.fspath(chat_template)
@@ -102,9 +102,14 @@ def chat_templates(
             f"the tokenizer {tokenizer_id} has no {which}; pass chat_template, the template of the format that the "
             "model is to learn."
         )
-    plain = ChatTemplate(templates["default"], tokens, date)
-    with_tools = templates.get("tool_use")
-    return plain, ChatTemplate(with_tools, tokens, date) if with_tools else plain
+    tokens = {name: text for name, text in roles.items() if text}
+    found = [ChatTemplate(templates[name], tokens, date) for name in ("default", "tool_use") if name in templates]
+    if missing := [name for name in ROLES if name not in roles and any(name in each.variables for each in found)]:
+        raise PipelineError(
+            f"the chat template uses {missing[0]}, which no file of the tokenizer {tokenizer_id} declares; name it in "
+            "tokenizer_config.json beside tokenizer.json, as null where there is none."
+        )
+    return found[0], found[-1]
 
 
 def digest_of(*templates: ChatTemplate) -> str:

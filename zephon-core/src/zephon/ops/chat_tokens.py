@@ -18,8 +18,6 @@ from zephon.columns.records import ragged_take
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["ChatText", "tokens_of"]
-
 _APART = b"\xff"  # between the texts of a buffer; in no UTF-8, so nothing is found across it
 
 

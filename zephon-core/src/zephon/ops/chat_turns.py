@@ -16,8 +16,6 @@ from typing import Any
 
 from zephon.ops.chat_template import ChatTemplate, TemplateFailure
 
-__all__ = ["ASSISTANT", "Conversation", "Skeleton", "Turn", "skeleton_of"]
-
 ASSISTANT = "assistant"
 Turn = tuple[int, int, int]
 """A message, and the characters [begin, end) of it that are trained on."""

@@ -23,8 +23,6 @@ from zephon.errors import DataError
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
-__all__ = ["DocumentWorker", "Emitted"]
-
 Failed = Sequence[tuple[int, str, str]]
 """(place, operator, reason) of rows that cannot be used."""
 Faults = tuple[tuple[int, tuple[RowFault, ...]], ...]
@@ -139,9 +137,11 @@ class DocumentWorker:
         faults.sort(key=lambda item: item[0])
         return ((block.chunk, tuple(fault for _, fault in faults)),)
 
-    def count(self, dataset: int, table: pa.Table) -> int:
-        """Tokens that rows of a dataset make, special tokens included; rows that cannot be used make none."""
-        documents, _ = self._documents([_part(dataset, table)], skips=True)
+    def count(self, dataset: int, table: pa.Table, failures: list[tuple[int, str, str]] | None = None) -> int:
+        """Tokens that rows of a dataset make, special tokens included; rows that cannot be used are `failures`."""
+        documents, failed = self._documents([_part(dataset, table)], skips=True)
+        if failures is not None:
+            failures += failed
         return int(documents.offsets[-1])
 
     def texts(self, dataset: int, table: pa.Table) -> list[str]:

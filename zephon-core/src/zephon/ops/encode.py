@@ -16,8 +16,6 @@ from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
 from zephon.tokenizer.load import portable_tokenizer
 
-__all__ = ["Documents", "EncodeOptions", "Encoder", "add_special_tokens"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class EncodeOptions:
@@ -82,14 +80,10 @@ class EncodeOptions:
 
 @dataclass(slots=True)
 class Documents:
-    """Documents as tokens, in ascending order of the rows they came from.
+    """Documents as tokens uint32[n_tokens] with offsets int64[n_docs + 1], in the order of the rows they came from.
 
-    Attributes:
-        tokens: uint32[n_tokens].
-        offsets: int64[n_docs + 1].
-        places: int64[n_docs], ascending: the row of the block that each came from.
-        blank: int64[m], places of rows without any content.
-        loss, positions: as in `TokenBlock`.
+    `places` int64[n_docs] are those rows of the block, `blank` the rows without any content; loss and positions are as
+    in `TokenBlock`.
     """
 
     tokens: np.ndarray

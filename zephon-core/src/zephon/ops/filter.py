@@ -28,8 +28,6 @@ from zephon.errors import PipelineError
 from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, one_line, python_rows, require_columns
 from zephon.ops.typing import in_halves
 
-__all__ = ["Expression", "Filter"]
-
 _Columns = Mapping[str, Any]
 _Compute = Callable[[_Columns], Any]
 

@@ -19,8 +19,6 @@ from zephon.ops.identity import name_of
 from zephon.ops.rows import FAILED, ROW_COLUMN, Rows, UserOperator, each_row, python_rows, require_columns
 from zephon.ops.typing import Types, column_as, columns_of, in_halves
 
-__all__ = ["MapBatches", "MapTransform", "Operator", "rows_given"]
-
 
 @dataclass(frozen=True)
 class MapTransform(UserOperator):
@@ -90,11 +88,7 @@ def _checked_types(types: Any) -> Types:
 
 
 def rows_given(result: Any) -> list[Mapping[str, Any]]:
-    """The rows in the result of a function of a row.
-
-    Raises:
-        TypeError: it is neither a dict, nor several, nor None, or has an invalid name of a column.
-    """
+    """The rows in the result of a function of a row."""
     rows = [] if result is None else result if isinstance(result, list) else [result]
     for row in rows:
         if not isinstance(row, Mapping):

@@ -18,8 +18,6 @@ import textwrap
 from types import FunctionType, ModuleType
 from typing import Any
 
-__all__ = ["identity_of", "name_of"]
-
 _LIBRARIES = sys.stdlib_module_names - {"__main__"} | {"zephon", "numpy", "pyarrow"}
 
 

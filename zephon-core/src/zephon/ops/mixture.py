@@ -39,8 +39,6 @@ from zephon.ops.base import Job, PackCounts
 from zephon.ops.pack import WrapPacker
 from zephon.ops.turns import TokenPlan, Turns, weight
 
-__all__ = ["EnsureMixture", "MixturePacker"]
-
 SLOT_ROWS = 256
 """Rows after which records are given out: it must not show where blocks are cut."""
 

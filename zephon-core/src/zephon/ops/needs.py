@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from zephon.columns.template import text_name
 from zephon.data.columns import has_column, physical_columns
 from zephon.data.dataset import Dataset
 from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
+from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
+from zephon.ops.text import TextTemplate
 from zephon.ops.tokenize import Tokenize
-
-__all__ = ["Needs", "columns_needed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +63,8 @@ def columns_needed(
     present = dataset.columns(index_dir, skips=skips, spans=spans)
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
+    if isinstance(encode, Pretokenized) and not {Pretokenized.field, encode.field} & {*present} and len(present) == 1:
+        renamed = {Pretokenized.field: next(iter(present))}
     is_loose = any(kind is not None for kind in present.values())
     if hasattr(encode, "resolved"):
         used = {name for each in operators for name in (present if each.columns is None else each.columns)}
@@ -96,8 +99,23 @@ def columns_needed(
     if not read:
         read = {first: first}
     sized = read.get(encode.field) or next(iter(read.values()))
-    optional = frozenset(read[name] for name, needed in required.items() if not needed)
-    return Needs(read, sized, False, encode, optional)
+    optional = {read[name] for name, needed in required.items() if not needed}
+    exact = {name: text_name(renamed.get(name, name)) for name in _printed_numbers(operators, present)}
+    read |= {text_name(name): source for name, source in exact.items()}
+    return Needs(read, sized, False, encode, frozenset(optional.union(exact.values())))
+
+
+def _printed_numbers(operators: Sequence[RowOperator], present: Mapping[str, str | None]) -> set[str]:
+    """Columns of numbers in JSON, as their files have them, that text templates print."""
+    printed: set[str] = set()
+    made: set[str] = set()
+    for operator in operators:
+        if operator.columns is None or operator.makes is None:
+            break
+        if isinstance(operator, TextTemplate):
+            printed.update(name for name in operator.columns if present.get(name) == "number" and name not in made)
+        made.update(operator.makes)
+    return printed
 
 
 def _may_hold(name: str, present: Iterable[str]) -> bool:

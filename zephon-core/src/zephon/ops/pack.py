@@ -14,9 +14,6 @@ from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
-__all__ = ["PackFlat", "PackSequences", "WrapPacker"]
-
-
 _NAMED_APART = ("max_length", "algorithm")  # the settings that fingerprints have under names of their own
 
 
@@ -216,7 +213,8 @@ class WrapPacker:
         # A span begins wherever a document or a record does.
         documents, start = self._documents, self._documents["start"]
         inside = start < total
-        span = np.union1d(start[inside], np.arange(count, dtype=np.int64) * length)
+        span = np.sort(np.concatenate([start[inside], np.arange(count, dtype=np.int64) * length]), kind="stable")
+        span = span[np.diff(span, prepend=-1) > 0]
         owner = np.searchsorted(start, span, side="right") - 1
         block = RecordBlock(
             tokens=np.empty((0, length), dtype=np.uint32),

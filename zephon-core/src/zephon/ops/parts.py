@@ -9,8 +9,6 @@ import numpy as np
 
 from zephon.columns.records import RecordBlock
 
-__all__ = ["Part", "fill_columns"]
-
 
 @dataclass(frozen=True, slots=True)
 class Part:

@@ -20,8 +20,6 @@ from zephon.ops.rows import Rows
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Pretokenized", "PretokenizedEncoder"]
-
 IGNORED_LABEL = -100
 _LARGEST = 1 << 62
 _JSON_LIST = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | bool])

@@ -25,8 +25,6 @@ from zephon.errors import PipelineError
 from zephon.ops.identity import identity_of, name_of
 from zephon.ops.typing import in_halves
 
-__all__ = ["FAILED", "ROW_COLUMN", "RowFailure", "RowOperator", "Rows", "UserOperator", "apply_all"]
-
 _log = logging.getLogger("zephon")
 
 ROW_COLUMN = "_row"

@@ -16,8 +16,6 @@ from zephon.curriculum.permute import derive_key, mix_key, shuffled_indices
 from zephon.errors import PipelineError
 from zephon.ops.base import Ordered
 
-__all__ = ["Passer", "Shuffle", "Shuffler"]
-
 _NO_ORIGIN = np.empty((0, 3), dtype=np.int64)
 
 

@@ -26,8 +26,6 @@ from zephon.ops.identity import name_of
 from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_all, require_columns
 from zephon.ops.typing import Types, columns_of
 
-__all__ = ["Stateful", "StatefulStage", "StatefulTransform", "Window"]
-
 
 class Stateful:
     """Base of transforms with a memory.
@@ -89,11 +87,7 @@ class StatefulTransform(UserOperator):
         return [MapTransform(function, types=self.made, probed=bool(self.made), **options)]
 
     def begin(self, where: str = "") -> Any:
-        """The state of a window that starts; `where` names the window in messages.
-
-        Raises:
-            PipelineError: init_state failed.
-        """
+        """The state of a window that starts; `where` names the window in messages."""
         try:
             return self.transform.init_state()
         except MemoryError:
@@ -108,11 +102,7 @@ class StatefulTransform(UserOperator):
         return [dict(each) for each in rows_given(self.transform.push(state, row))]
 
     def flushed(self, state: Any, where: str = "") -> list[dict[str, Any]]:
-        """The rows left at the end of a window.
-
-        Raises:
-            PipelineError: flush failed, or gives no rows.
-        """
+        """The rows left at the end of a window."""
         try:
             return [dict(each) for each in rows_given(self.transform.flush(state))]
         except MemoryError:
@@ -203,11 +193,7 @@ class StatefulStage:
         return StatefulStage(self._spec, before, self._names, self._types)
 
     def begin(self, lane: int, number: int) -> Window:
-        """Window `number` of `lane` starts.
-
-        Raises:
-            PipelineError: init_state failed.
-        """
+        """Window `number` of `lane` starts."""
         return Window(self._spec.begin(f" for window {number} of lane {lane}"))
 
     def prepare(self, block: RowBlock) -> _Prepared:
@@ -223,11 +209,7 @@ class StatefulStage:
         return block, values, emitted
 
     def push(self, window: Window, prepared: _Prepared, first: int) -> Emitted:
-        """The rows that come of a block's, `first` being the first chunk of the window.
-
-        Raises:
-            DataError: a row cannot be used, and such rows end the run.
-        """
+        """The rows that come of a block's, `first` being the first chunk of the window."""
         block, values, emitted = prepared
         rows = [
             (int(place), part.dataset, row)
@@ -265,11 +247,7 @@ class StatefulStage:
         return emitted
 
     def flush(self, window: Window, first: int, lane: int, number: int) -> Emitted:
-        """Window `number` of `lane` ends.
-
-        Raises:
-            PipelineError: flush failed.
-        """
+        """Window `number` of `lane` ends."""
         where = f" at the end of window {number} of lane {lane}"
         given: list[_Given] = []
         if window.last is not None:

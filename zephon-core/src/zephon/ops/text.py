@@ -11,12 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import column_of, one_chunk
-from zephon.columns.template import Template, fill_in, template_of
+from zephon.columns.template import Template, fill_in, template_of, text_name
 from zephon.config.keys import Column, Prose, check_keys, key
 from zephon.errors import PipelineError, RecipeError
 from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, require_columns, text_or_faults
-
-__all__ = ["DecodeText", "TextTemplate"]
 
 
 @dataclass(frozen=True)
@@ -117,10 +115,13 @@ class TextTemplate(RowOperator):
         bad = np.zeros(rows.table.num_rows, dtype=bool)
         texts = {}
         for name in self.columns:
-            column = one_chunk(rows.table.column(name))
+            exact = text_name(name)
+            column = one_chunk(rows.table.column(exact if exact in rows.table.column_names else name))
             text = text_or_faults(rows, self.label, name, column, bad)
             if text is None:
                 raise PipelineError(f'{self.label}: column "{name}" holds {column.type}, which is no text.')
             texts[name] = text
         rows.set_column(self.into, fill_in(self.pieces, texts))
+        used = {text_name(name) for name in self.columns}
+        rows.table = rows.table.select([name for name in rows.table.column_names if name not in used])
         rows.keep(~bad)

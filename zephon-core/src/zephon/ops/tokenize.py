@@ -16,8 +16,6 @@ from zephon.ops.rows import Rows, text_or_faults
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["TextEncoder", "Tokenize"]
-
 _TEXT_TYPES = (pa.string(), pa.binary(), pa.large_binary(), pa.string_view(), pa.null())
 
 

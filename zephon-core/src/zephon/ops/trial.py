@@ -32,8 +32,6 @@ from zephon.ops.rows import RowFailure, RowOperator, Rows, UserOperator, apply_a
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.typing import types_of, wanting
 
-__all__ = ["Sample", "check_operators", "probe"]
-
 _KEPT = 64
 _SINGLE_ROWS = 8
 

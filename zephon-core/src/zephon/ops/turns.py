@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import accumulate, product
 
-__all__ = ["TokenPlan", "Turns", "weight"]
-
 _ONE = 1 << 64
 _UNIT = 1 << 32
 _COURSES = 4096

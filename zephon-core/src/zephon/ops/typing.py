@@ -18,8 +18,6 @@ import pyarrow as pa
 from zephon.columns.arrow import column_of
 from zephon.errors import PipelineError
 
-__all__ = ["Types", "column_as", "columns_of", "common_type", "in_halves", "types_of", "wanting"]
-
 _T = TypeVar("_T")
 Types = tuple[tuple[str, pa.DataType], ...]
 """Names and types of columns."""

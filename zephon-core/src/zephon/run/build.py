@@ -23,15 +23,9 @@ from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 from zephon.tokenizer.load import TokenizerId, portable_tokenizer
 
-__all__ = ["chain_of", "operators_of_recipe", "options_of_recipe", "source_of"]
-
 
 def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
-    """A recipe and those that it continues, the latest first.
-
-    Raises:
-        RecipeError: an earlier recipe cannot be read, or recipes continue each other in a circle.
-    """
+    """A recipe and those that it continues, the latest first."""
     chain, paths = [recipe], list[str]()  # not its own: a changed copy of a recipe may continue that recipe
     while (path := chain[-1].continue_from) is not None:
         paths.append(os.path.realpath(path))
@@ -46,11 +40,7 @@ def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
 
 
 def source_of(recipe: DataRecipe) -> WorkSource:
-    """The work source that a recipe describes, with those of the recipes that it continues.
-
-    Raises:
-        RecipeError: an earlier recipe cannot be read, or the recipes do not fit together.
-    """
+    """The work source that a recipe describes, with those of the recipes that it continues."""
     source: WorkSource | None = None
     for each in reversed(chain_of(recipe)):
         with within(each.origin):
@@ -83,11 +73,7 @@ def options_of_recipe(recipe: DataRecipe) -> dict[str, Any]:
 
 
 def operators_of_recipe(recipe: DataRecipe, tokenizer: Any, seq_len: int) -> list[Any]:
-    """The operators of a recipe, from rows to shuffled records; one for all sources with the same settings.
-
-    Raises:
-        PipelineError: a template, filter or encoding is invalid, or settings exclude each other.
-    """
+    """The operators of a recipe, from rows to shuffled records; one for all sources with the same settings."""
     tokenizer = portable_tokenizer(tokenizer)
     kinds = zip(*(_operators_of(recipe, source, tokenizer) for source in recipe.sources), strict=True)
     operators = [operator for kind in kinds for operator in _grouped([s.name for s in recipe.sources], kind)]

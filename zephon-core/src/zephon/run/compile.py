@@ -5,8 +5,11 @@ This is where a misconfigured run fails, before its first batch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import json
+import logging
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +19,7 @@ from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import keys_of
 from zephon.config.options import Options, default_lookahead, default_workers
-from zephon.config.topology import Topology, resolve_lanes
+from zephon.config.topology import Topology, resolve_feeds
 from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
@@ -34,15 +37,14 @@ from zephon.ops.stateful import StatefulStage, StatefulTransform
 from zephon.ops.tokenize import Tokenize
 from zephon.ops.trial import Sample, check_operators
 from zephon.ops.typing import Types, types_of
-from zephon.run.fingerprint import Content, describe_growth, fingerprint_of
+from zephon.run.fingerprint import Content, check_fingerprint, describe_growth, fingerprint_of
 from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = ["Compiled", "compile_pipeline"]
-
+_log = logging.getLogger("zephon")
 _SpecialIds = tuple[int | None, int | None]
 
 # Rows cost something besides their text, which matters where they are tiny.
@@ -61,6 +63,7 @@ class Compiled:
         special: ids of BOS and EOS, or None.
         tokens_per_row: by dataset name.
         earlier: of the runs that this one took over from, the earliest first; none where that is still to come.
+        history: as in `RunState`.
         fingerprint: everything that decides the data, by name, as JSON types.
         workers: threads by kind of work.
         contents: by dataset name.
@@ -81,11 +84,18 @@ class Compiled:
     workers: dict[str, int]
     plan: Plan
     findings: tuple[str, ...]
+    history: str = ""
 
     @property
     def digest(self) -> str:
-        """One SHA-256 over the fingerprint and the measured ratios."""
+        """One SHA-256 over the fingerprint, the measured ratios and the history."""
         return self.state({}, 0, ()).data
+
+    @property
+    def lane_history(self) -> dict[int, int]:
+        """For each feed of this group, a number for the places where it was taken over; 0 for none."""
+        cuts = {feed: [run.cuts[feed] for run in self.earlier] for feed in self.topology.owned_feeds}
+        return {feed: zlib.crc32(json.dumps(each).encode()) if each else 0 for feed, each in cuts.items()}
 
     @property
     def tokens_per_step(self) -> int | None:
@@ -114,28 +124,50 @@ class Compiled:
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def state(self, starts: dict[int, LaneStart], cursor: int, skipped: tuple[tuple[int, int], ...]) -> RunState:
-        """The state of this group where its lanes start at `starts`, `cursor` of its records have been used, and
+        """The state of this group where its feeds start at `starts`, `cursor` of its records have been used, and
         ranges of rounds are left out."""
-        rounds, extra = divmod(cursor, self.topology.width)
+        topology = self.topology
+        rounds, extra = divmod(cursor, topology.width)
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
-            lanes_total=self.topology.lanes,
-            lanes=starts,
+            lanes_total=topology.lanes,
+            lanes={lane: starts[n] for lane in topology.owned if (n := lane // topology.lanes_per_feed) in starts},
             rounds=rounds,
             extra=extra,
-            dp_degree=self.topology.dp_degree,
-            dp_group_id=self.topology.dp_group_id,
+            dp_degree=topology.dp_degree,
+            dp_group_id=topology.dp_group_id,
             skipped=skipped,
             earlier=self.earlier,
+            history=self.history,
         )
 
+    def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
+        """A state of this run, or of one that differs in what is allowed, and the pipeline to go on from it."""
+        again = f"the rows of {read.repeated:,} records, used since lanes could be entered, come again."
+        cost = f"No row is lost then; {again} "
+        where = "the state was taken with other data"
+        told: dict[str, Any] = {"remedy": remedy, "cost": cost, "explain": self.describe_growth}
+        accepted = check_fingerprint(read.fingerprint, self.fingerprint, allow=allow, where=where, **told)
+        for change in accepted:
+            _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)
+        if all(change.is_exact for change in accepted):
+            return read, self
+        _log.warning("%s", again)
+        read = read.with_other_tokens(self.plan)
+        return read, replace(self, history=read.history)
+
     def describe_growth(self, field: str, before: Any) -> str:
-        """Words for a changed field of the fingerprint where a dataset has only got new shards, else ""."""
-        for name, (catalog, column, _) in self.contents.items():
-            if field == f"dataset {name}":
-                return describe_growth(catalog, column, self.source.relative_weights[name], before)
-        return ""
+        """Words for a changed field of the fingerprint where a dataset has only new shards or a new weight, else ""."""
+        name, written, weights = field.removeprefix("dataset "), self.source.mixture or {}, self.source.relative_weights
+        if field == name or name not in self.contents:
+            return ""
+        if isinstance(before, dict) and {**before, "weight": weights[name]} == self.fingerprint[field]:
+            first = next(other for other, weight in weights.items() if weight)
+            now = f"{written[name]:g} to {written[first]:g}"
+            return f"the weight to that of {first} is {now}, and was {before['weight']:g} to 1"
+        catalog, column, _ = self.contents[name]
+        return describe_growth(catalog, column, weights[name], before)
 
 
 def compile_pipeline(
@@ -145,12 +177,8 @@ def compile_pipeline(
     tokens_per_row: Mapping[str, float] | None = None,
     earlier: Sequence[Earlier] = (),
 ) -> Compiled:
-    """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run.
-
-    Raises:
-        ZephonError: the run is misconfigured, or its data cannot be read.
-    """
-    topology = _topology(source, options)
+    """Open the datasets, load the tokenizer, measure the token ratios that are not given, and plan the run."""
+    topology = Topology(options.lanes, options.dp_degree, options.dp_group_id, options.global_batch)
     names = source.names
     operators.check_datasets(names)
     if source.continues is not None and operators.stateful is not None:
@@ -164,6 +192,7 @@ def compile_pipeline(
         operator.identity()  # what objects carry now, before they have worked
     inputs = open_inputs(source, operators, options)
     datasets, needs, samples, tokenizer = inputs.datasets, inputs.needs, inputs.samples, inputs.tokenizer
+    topology = _with_feeds(topology, source, options, datasets)
     encoders, special = _encoders(operators, needs, tokenizer)
     locate = partial(_locate, [dataset.catalog for dataset in datasets])
 
@@ -180,7 +209,7 @@ def compile_pipeline(
     curriculum = source.curriculum(
         {dataset.name: dataset for dataset in datasets},
         [*ratios_before, ratios],
-        lanes=topology.lanes,
+        lanes=topology.feeds,
         tokens_per_step=_tokens_per_step(operators, options),
         cuts=[run.cuts for run in earlier],
     )
@@ -207,7 +236,8 @@ def compile_pipeline(
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(names),
         row_bytes=np.array([_row_bytes(*of) for of in zip(datasets, needs, samples, strict=True)]),
-        lookahead_bytes=options.prefetch_buffer_size or default_lookahead(workers["tokenize"], topology.width),
+        lookahead_bytes=options.prefetch_buffer_size
+        or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
         barren_limit=10_000 + 2 * sum(int(dataset.catalog.rows) for dataset in datasets),
         mixture=operators.mixture,
@@ -231,23 +261,27 @@ def compile_pipeline(
         special=special,
         tokens_per_row=ratios,
         earlier=tuple(earlier),
-        fingerprint=fingerprint_of(source, operators, options, topology.lanes, contents, tokenizer, special),
+        fingerprint=fingerprint_of(source, operators, options, topology, contents, tokenizer, special),
         workers=workers,
         plan=plan,
         findings=findings,
     )
 
 
-def _topology(source: WorkSource, options: Options) -> Topology:
-    lanes = resolve_lanes(options.canonical_replicas, global_batch=options.global_batch, dp_degree=options.dp_degree)
-    topology = Topology(lanes, options.dp_degree, options.dp_group_id, options.global_batch)
-    if source.finite and topology.dp_degree > 1 and options.combine_flag is None:
+def _with_feeds(topology: Topology, source: WorkSource, options: Options, datasets: Sequence[OpenDataset]) -> Topology:
+    # A run that takes over from another keeps its feeds.
+    first = source
+    while first.continues is not None:
+        first = first.continues
+    nbytes = sum(int(each.catalog.bytes) for each in datasets if each.name in first.names) if first.finite else None
+    feeds = resolve_feeds(options.feeds, lanes=topology.lanes, nbytes=nbytes)
+    if source.finite and topology.dp_degree > 1 and feeds > 1 and options.combine_flag is None:
         raise PipelineError(
             f"the data ends (it does not repeat without end) and there are {topology.dp_degree} data-parallel groups, "
             "whose lanes end at different steps; pass options(combine_flag=...), a function that tells whether any "
             "rank called it with True."
         )
-    return topology
+    return replace(topology, lanes_per_feed=topology.lanes // feeds)
 
 
 def _tokens_per_step(operators: Operators, options: Options) -> int | None:
@@ -257,11 +291,7 @@ def _tokens_per_step(operators: Operators, options: Options) -> int | None:
 def _tried(
     worker: DocumentWorker, names: Sequence[str], samples: Sequence[Sample], operators: Operators, options: Options
 ) -> tuple[str, ...]:
-    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people.
-
-    Raises:
-        ZephonError: an operator is not usable, or gives columns of another type than can be tokenized.
-    """
+    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people."""
     if not operators.rows:
         return ()
     sent_for = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None

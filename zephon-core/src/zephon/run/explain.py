@@ -9,8 +9,6 @@ from zephon.curriculum.source import ScheduledMixtureWorkSource
 from zephon.run.compile import Compiled
 from zephon.run.fingerprint import schedule_of
 
-__all__ = ["explain"]
-
 
 def explain(compiled: Compiled) -> str:
     """Data, order, operators, workers, lanes, window, look-ahead and memory bound, one line each."""
@@ -82,7 +80,7 @@ def _operator_lines(compiled: Compiled) -> list[str]:
             f"every {plan.stretch:,} to {2 * plan.stretch:,} records and at the end of every window"
         )
     if shuffle:
-        per_lane = max(1, shuffle.buffer_size // compiled.topology.lanes)
+        per_lane = max(1, shuffle.buffer_size // compiled.topology.feeds)
         lines.append(f"  shuffle: buffer of {shuffle.buffer_size:,} records, {per_lane:,} per lane")
     return [*lines, f"  batch: {operators.batch.microbatch_size} records"]
 
@@ -101,7 +99,8 @@ def _engine_lines(compiled: Compiled) -> list[str]:
         f"{', in a process of their own' if options.isolate else ''}",
         f"lanes: {topology.lanes}, of which group {topology.dp_group_id} of {topology.dp_degree} owns "
         f"{topology.owned.start} to {topology.owned.stop - 1}; the run can go on with so many data-parallel groups: "
-        + ", ".join(map(str, divisors(topology.lanes))),
+        + ", ".join(map(str, divisors(topology.lanes)))
+        + (f"; from {topology.feeds} feed(s)" if topology.lanes_per_feed > 1 else ""),
         f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {ready:,} records ready "
         f"({_size(ready * compiled.record_bytes)})",
@@ -113,7 +112,7 @@ def _engine_lines(compiled: Compiled) -> list[str]:
 def _bin_bytes(compiled: Compiled) -> int:
     """Bytes of the records being filled side by side, over the lanes of this group."""
     pack = compiled.operators.pack
-    return pack.num_bins * compiled.record_bytes * compiled.topology.width if pack.has_bins else 0
+    return pack.num_bins * compiled.record_bytes * len(compiled.topology.owned_feeds) if pack.has_bins else 0
 
 
 def _scope(operator: Any) -> str:

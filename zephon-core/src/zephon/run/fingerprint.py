@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from zephon.config.keys import refuse_unknown, settings_of
 from zephon.config.options import Options
+from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Ending
 from zephon.curriculum.source import ScheduledMixtureWorkSource, WorkSource
 from zephon.data.catalog import Catalog
@@ -22,52 +23,57 @@ from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
 
-__all__ = [
-    "FINGERPRINT_NAMES",
-    "STREAM_VERSION",
-    "Content",
-    "check_allowed",
-    "check_fingerprint",
-    "check_ranks_agree",
-    "describe_growth",
-    "fingerprint_of",
-    "number_ranges",
-    "schedule_of",
-]
-
 STREAM_VERSION = 2
 """Raised by every change that alters any stream of records for the same recipe, seed and data."""
 
-FINGERPRINT_NAMES = (
-    "canonical_replicas",
-    "chunk_size",
-    "continues",
-    "datasets",
-    "document_details",
-    "documents",
-    "end",
-    "endings",
-    "ensure_mixture",
-    "flush_every_k_chunks",
-    "formats",
-    "groups",
-    "order",
-    "orders",
-    "pack_algorithm",
-    "reshuffle_on_repeat",
-    "row_operators",
-    "schedule",
-    "seed",
-    "seq_len",
-    "shuffle",
-    "special_tokens",
-    "stream_version",
-    "token_estimation",
-    "tokenizer",
-    "tokenizer_backend",
-    "tokens_per_row",
-)
+# How a run can go on over a difference: at its place in the rows, with the same or with other tokens of them; with
+# another recipe that takes over; or not at all.
+_SAME, _OTHER_TOKENS, _TAKEOVER, _FIXED = range(4)
+
+FINGERPRINT_NAMES = {
+    "canonical_replicas": _FIXED,
+    "chunk_size": _TAKEOVER,
+    "continues": _TAKEOVER,
+    "datasets": _TAKEOVER,
+    "document_details": _OTHER_TOKENS,
+    "documents": _OTHER_TOKENS,
+    "end": _TAKEOVER,
+    "endings": _TAKEOVER,
+    "ensure_mixture": _OTHER_TOKENS,
+    "feeds": _FIXED,
+    "flush_every_k_chunks": _FIXED,
+    "formats": _FIXED,
+    "groups": _OTHER_TOKENS,
+    "order": _FIXED,
+    "orders": _FIXED,
+    "pack_algorithm": _OTHER_TOKENS,
+    "reshuffle_on_repeat": _FIXED,
+    "row_operators": _OTHER_TOKENS,
+    "schedule": _TAKEOVER,
+    "seed": _FIXED,
+    "seq_len": _OTHER_TOKENS,
+    "shuffle": _OTHER_TOKENS,
+    "special_tokens": _OTHER_TOKENS,
+    "stream_version": _FIXED,
+    "token_estimation": _TAKEOVER,
+    "tokenizer": _OTHER_TOKENS,
+    "tokenizer_backend": _SAME,
+    "tokens_per_row": _FIXED,
+}
 """Names that a fingerprint may have, besides "dataset NAME" for every dataset."""
+
+_PLACES = "Places in the state would mean other rows: "
+_TAKE_OVER = "in a recipe that takes over from that of the run (continue_from, or continues of a work source)."
+_WAYS = {
+    _TAKEOVER: f"{_PLACES}set it back, or change it {_TAKE_OVER}",
+    _FIXED: f"{_PLACES}set it back; it is fixed for the life of a run.",
+}
+_FILES_WAY = f"{_PLACES}give the run the files and column that it had; others need a name of their own {_TAKE_OVER}"
+_COUNTED_WAY = (
+    "Records are counted from the start of the run, where the data were others: set it back, or resume from a state."
+)
+# Names that states of earlier versions lack although their runs had such settings.
+_RECENT = ("document_details", "formats")
 
 _DETAILED_DATASETS = 12  # with more of them a state would outgrow its 4 KB
 
@@ -84,21 +90,16 @@ def fingerprint_of(
     source: WorkSource,
     operators: Operators,
     options: Options,
-    lanes: int,
+    topology: Topology,
     contents: Mapping[str, Content],
     tokenizer: Tokenizer | None,
     special: tuple[int | None, int | None],
 ) -> dict[str, Any]:
-    """What decides the data of a run.
-
-    Args:
-        contents: by dataset name.
-        special: ids of BOS and EOS.
-    """
+    """What decides the data of a run; `contents` by dataset name, `special` the ids of BOS and EOS."""
     shuffle, mixture, pack = operators.shuffle, operators.mixture, operators.pack
     fields: dict[str, Any] = {
         "stream_version": STREAM_VERSION,
-        "canonical_replicas": lanes,
+        "canonical_replicas": topology.lanes,
         "seq_len": pack.max_length,
         "tokenizer": tokenizer.content_hash[:16] if tokenizer else "none",
         "tokenizer_backend": f"{tokenizer.backend} {tokenizer.backend_version}" if tokenizer else "none",
@@ -113,6 +114,8 @@ def fingerprint_of(
         "token_estimation": _settings(source.estimation) if source.estimation else "none",
         "datasets": source.names,
     }
+    if topology.lanes_per_feed > 1:
+        fields["feeds"] = topology.feeds
     if operators.rows:
         fields["row_operators"] = [_shortened(operator.identity()) for operator in operators.rows]
     if not operators.is_plain:
@@ -129,7 +132,7 @@ def fingerprint_of(
     if isinstance(source, ScheduledMixtureWorkSource):
         fields["schedule"] = schedule_of(source, options, operators)
     if source.continues is not None:
-        before = fingerprint_of(source.continues, operators, options, lanes, contents, tokenizer, special)
+        before = fingerprint_of(source.continues, operators, options, topology, contents, tokenizer, special)
         fields["continues"] = hashlib.sha256(json.dumps(before, sort_keys=True).encode()).hexdigest()[:16]
     brief = len(source.names) > _DETAILED_DATASETS
     if pack.homogeneity == "group":
@@ -211,6 +214,8 @@ def check_fingerprint(
     allow: Collection[str] = (),
     where: str,
     remedy: str = "allow_changes",
+    cost: str = "",
+    counted: bool = False,
     explain: Callable[[str, Any], str] = lambda name, before: "",
 ) -> list[Change]:
     """Refuse two fingerprints that differ in anything not allowed.
@@ -218,51 +223,56 @@ def check_fingerprint(
     Args:
         allow: names of changes to accept.
         where: how the message begins.
-        remedy: the option that accepts changes, for the message.
+        remedy: the option that accepts changes, for the message; "" where nothing does.
+        cost: what accepting them costs, as a sentence, unless the data stay the same.
+        counted: whether places are counted in records, from the start of the run.
         explain: words for a changed field, given its name and its value before; "" where the values say enough.
 
     Returns:
         The changes that are allowed.
 
     Raises:
-        CheckpointError: the data would differ; `changes` has the differences that are not allowed.
+        CheckpointError: the data would differ; `changes` has the differences that are not allowed, or cannot be.
     """
-    changes = [
-        replace(change, note=explain(change.name, change.before)) if change.name in before else change
-        for change in _changes(before, now)
-    ]
-    if refused := [change for change in changes if change.name not in allow]:
-        raise CheckpointError(where, refused, remedy)
+    changes = []
+    for change in _changes(before, now):
+        known = replace(change, note=explain(change.name, change.before)) if change.name in before else change
+        changes.append(_judged(known, counted=counted))
+    if refused := [change for change in changes if change.name not in allow or change.way]:
+        raise CheckpointError(where, refused, remedy, "" if all(change.is_exact for change in refused) else cost)
     return changes
+
+
+def _judged(change: Change, *, counted: bool) -> Change:
+    """The change, with whether and how a run can go on over it."""
+    before, now = change.before, change.now
+    kind, way = FINGERPRINT_NAMES.get(change.name), ""
+    if change.name in _RECENT and before == "absent":
+        kind = _SAME
+        change = replace(change, note=f"the state does not have it, now it is {now!r}; accept it if this was so before")
+    elif change.name == "end" and "repeat" not in (before, now):
+        kind = _SAME
+    elif kind is None:  # of a dataset
+        a, b = (each if isinstance(each, Mapping) else {} for each in (before, now))
+        differing = {key for key in {*a, *b} if a.get(key) != b.get(key)} if a and b else {"weight"}
+        kind = _SAME if differing == {"revision"} else _TAKEOVER
+        way = "" if differing <= {"revision", "weight"} else _FILES_WAY
+    if counted and kind != _SAME:
+        way = _COUNTED_WAY
+    return replace(change, way=way or _WAYS.get(kind, ""), is_exact=kind == _SAME)
 
 
 def check_allowed(
     allow: Collection[str], fingerprints: Iterable[Mapping[str, Any]] | None, remedy: str = "allow_changes"
 ) -> None:
-    """Refuse names of changes that cannot occur, such as misspelt ones.
-
-    Args:
-        allow: the names.
-        fingerprints: those that may differ; None where no state is known yet, so that any dataset may be meant.
-        remedy: the option that has the names.
-
-    Raises:
-        CheckpointError: the first unknown name, and the known ones.
-    """
+    """Refuse names of changes that cannot occur; without `fingerprints`, while no state is known, any dataset may."""
     known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
     names = [name for name in sorted(allow) if fingerprints is not None or not name.startswith("dataset ")]
     refuse_unknown(names, known, f"name of a change in {remedy}", CheckpointError)
 
 
 def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
-    """Refuse to train where ranks would read different data.
-
-    Args:
-        fingerprints: by rank, of all ranks that read data; at least one.
-
-    Raises:
-        PipelineError: which ranks differ from the first, and in what.
-    """
+    """Refuse to train where ranks, of those that read data, would read different data."""
     lowest = min(fingerprints)
     others = sorted(rank for rank, fingerprint in fingerprints.items() if fingerprint != fingerprints[lowest])
     if others:

@@ -3,7 +3,8 @@
 A run keeps it by appending 64 bytes per lane and window: lane, the six numbers of `LaneStart` (int64), and a CRC-32 of
 those 56 bytes; with ensure_mixture `LaneStart` has one number more per dataset. Where windows begin is a pure function
 of the data, so entries of any rank, of any topology and of runs that were killed all hold, as long as the fingerprint
-in the header of their file is the run's own.
+in the header of their file is the run's own, and so is the history of the lane beside the CRC: where in it runs were
+taken over.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import os
 import time
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +23,13 @@ from zephon.columns.appending import append_whole, new_file
 from zephon.columns.lane_start import LaneStart
 from zephon.errors import CheckpointError
 
-__all__ = ["FlushIndex", "FlushIndexWriter"]
-
 _log = logging.getLogger("zephon")
 
 _HEADER_BYTES = 256
+
+
+def _seal(numbers: bytes, history: int) -> int:
+    return zlib.crc32(numbers) | history << 32
 
 
 class FlushIndexWriter:
@@ -34,13 +38,14 @@ class FlushIndexWriter:
     Args:
         folder: shared by the ranks of a run; made if it does not exist.
         fingerprint: digest of everything that decides the data.
+        history: a number below 2**32 for each lane, for the places where it was taken over; 0 for none.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], fingerprint: str) -> None:
+    def __init__(self, folder: str | os.PathLike[str], fingerprint: str, history: Mapping[int, int]) -> None:
         head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
         name = f"{time.time_ns()}-{os.getpid()}.flush"
         self._file = new_file(folder, name, "the flush index", head.ljust(_HEADER_BYTES - 1) + b"\n")
-        self._failed = False
+        self._history, self._failed = history, False
 
     def write(self, lane: int, start: LaneStart) -> None:
         """Append one window. A run can do without the index: a failure is logged once and ends the writing."""
@@ -48,7 +53,7 @@ class FlushIndexWriter:
             return
         numbers = np.array([lane, *start.as_list()], dtype="<i8").tobytes()
         try:
-            append_whole(self._file, numbers + zlib.crc32(numbers).to_bytes(8, "little"))
+            append_whole(self._file, numbers + _seal(numbers, self._history[lane]).to_bytes(8, "little"))
         except OSError as error:
             self._failed = True
             _log.warning("the flush index %s is not kept any longer: %s", self._file.name, error.strerror)
@@ -62,14 +67,16 @@ class FlushIndex:
     """Reads the index files of a folder that belong to one run; damaged entries are passed over.
 
     Args:
-        folder, fingerprint: as for `FlushIndexWriter`.
+        folder, fingerprint, history: as for `FlushIndexWriter`.
         first: where the lanes of the run begin.
 
     Raises:
         CheckpointError: the folder holds index files, but of other data only.
     """
 
-    def __init__(self, folder: str | os.PathLike[str], fingerprint: str, first: LaneStart) -> None:
+    def __init__(
+        self, folder: str | os.PathLike[str], fingerprint: str, history: Mapping[int, int], first: LaneStart
+    ) -> None:
         self._first = first
         numbers = 1 + len(first.as_list())
         entry = np.dtype([("numbers", "<i8", (numbers,)), ("crc", "<u8")])
@@ -86,7 +93,10 @@ class FlushIndex:
                 continue
             body = content[_HEADER_BYTES:]
             entries = np.frombuffer(body, dtype=entry, count=len(body) // entry.itemsize)
-            sound = [zlib.crc32(each["numbers"].tobytes()) == each["crc"] for each in entries]
+            sound = [
+                _seal(each["numbers"].tobytes(), history.get(int(each["numbers"][0]), 0)) == each["crc"]
+                for each in entries
+            ]
             own.append(entries["numbers"][np.array(sound, dtype=bool)])
         if foreign and len(own) == 1:
             raise CheckpointError(

@@ -25,8 +25,6 @@ from zephon.ops.trial import Sample, probe
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
-__all__ = ["Inputs", "measure_ratios", "open_inputs", "sample_texts"]
-
 _log = logging.getLogger("zephon")
 _SAMPLE_BYTES = 256 << 10
 _LOST_LOGGED = 10
@@ -144,13 +142,15 @@ def measure_ratios(
         return {d.name: known.get(d.name, max(1.0, d.catalog.bytes / d.catalog.rows)) for d in datasets}
 
     def measured(number: int) -> float:
+        failures: list[tuple[int, str, str]] = []
+
         def count(table: pa.Table) -> int:
-            return worker.count(number, inputs.fetch.named(number, table))
+            return worker.count(number, inputs.fetch.named(number, table), failures)
 
         if (ratio := known.get(source.names[number])) is not None:
             return ratio
         size_column = inputs.needs[number].size_column
-        return estimation.tokens_per_row(datasets[number], size_column, count, seed=source.seed)
+        return estimation.tokens_per_row(datasets[number], size_column, count, seed=source.seed, failures=failures)
 
     with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
         return dict(zip(source.names, pool.map(measured, range(len(datasets))), strict=True))

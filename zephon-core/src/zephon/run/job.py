@@ -6,6 +6,8 @@ The ranks are those of PyTorch's default process group; without one there is a s
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -14,23 +16,10 @@ import numpy as np
 
 from zephon.batch import SampleBatch
 from zephon.config.recipe import DataRecipe
-from zephon.errors import TokenizerError, ZephonError
+from zephon.errors import PipelineError, TokenizerError, ZephonError
 from zephon.run.fingerprint import check_ranks_agree
 from zephon.run.report import Mixture
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
-
-__all__ = [
-    "Progress",
-    "any_rank",
-    "check_same_data",
-    "check_tokenizer",
-    "gather",
-    "is_distributed",
-    "job_metrics",
-    "on_all_ranks",
-    "on_first_rank",
-    "one_pass",
-]
 
 _T = TypeVar("_T")
 
@@ -78,6 +67,19 @@ def check_tokenizer(
     return tokenizer
 
 
+def check_writable(option: str, folder: str) -> None:
+    """Check that a folder can be written to, before the first save; raises a `PipelineError`."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(4096))
+    except OSError as error:
+        raise PipelineError(
+            f"{option} is {folder!r}; expected a folder that can be written to ({error.strerror or error}). Name "
+            "another folder, or free space."
+        ) from None
+
+
 def is_distributed() -> bool:
     """Whether the job has more than one rank."""
     import torch.distributed as dist
@@ -110,8 +112,9 @@ def on_all_ranks(action: Callable[[], _T]) -> _T:
     failures = gather(_portable(failure))
     if failure is not None:
         raise failure
-    for other in failures:
+    for rank, other in enumerate(failures):
         if other is not None:
+            other.args = (f"rank {rank}: {other.args[0] if other.args else ''}", *other.args[1:])
             raise other
     return result
 
@@ -139,7 +142,7 @@ def _portable(error: Exception | None) -> ZephonError | None:
     """The error in a form that other ranks can unpickle."""
     if error is None or isinstance(error, ZephonError):
         return error
-    return ZephonError(f"another rank failed: {type(error).__name__}: {error}")
+    return ZephonError(f"{type(error).__name__}: {error}")
 
 
 def check_same_data(fingerprints: Sequence[Mapping[str, Any]]) -> None:
@@ -207,17 +210,8 @@ def job_metrics(
 ) -> dict[str, float]:
     """Metrics of the whole job since `since`, by two small reductions.
 
-    zephon/data_wait(s)
-        Mean time that the trainer waited for a step (or a microbatch), on the rank that waited longest.
-    zephon/padding(%)
-        Share of places that hold no real token.
-    zephon/cursor
-        Records that all ranks have used since the start of the run.
-    zephon/tokens/SOURCE, zephon/mixture/SOURCE, zephon/mixture_target/SOURCE
-        Tokens used since the process started; their share of all tokens; the target share.
-    zephon/skipped_rows/SOURCE, zephon/failed_rows/SOURCE
-        Rows that were null, empty or only white space; rows left out because they could not be used. Both include rows
-        read ahead.
+    The wait is a mean per step or microbatch, of the rank that waited longest; other counts are those since the process
+    started, of rows with those read ahead.
 
     Args:
         now, cursor, mixture: of this rank's loader; `now` is None on a rank without one, which adds nothing.

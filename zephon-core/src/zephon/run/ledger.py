@@ -36,8 +36,6 @@ from zephon.config.topology import Topology
 from zephon.errors import DataError
 from zephon.run.compile import Compiled
 
-__all__ = ["Difference", "Ledger", "LedgerWriter", "compare", "read_ledger"]
-
 _log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
@@ -233,7 +231,7 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         spans.append(parts)
         if head.begun is not None:
             topology = Topology(head.lanes, head.dp_degree, head.dp_group_id)
-            first = [topology.rounds_of_lane(head.begun, lane) for lane in topology.owned]
+            first = [topology.records_of_feed(head.begun, lane) for lane in topology.owned]
             until[topology.owned] = np.minimum(until[topology.owned], first)
     for same in of_data.values():
         _check_repeats(folder, np.concatenate(same))

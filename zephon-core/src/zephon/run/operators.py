@@ -17,8 +17,6 @@ from zephon.ops.shuffle import Shuffle
 from zephon.ops.stateful import StatefulTransform
 from zephon.ops.tokenize import Tokenize
 
-__all__ = ["Operators"]
-
 # In their order; of the first two kinds there may be several.
 _PLACES: tuple[tuple[type, ...], ...] = (
     (RowOperator,),
@@ -48,11 +46,7 @@ class Operators:
 
     @staticmethod
     def from_list(operators: Sequence[Any]) -> Operators:
-        """Row operators, one that makes tokens, ensure_mixture or not, one that packs, shuffle or not, batch.
-
-        Raises:
-            PipelineError: an operator is missing, double or out of place.
-        """
+        """Row operators, one that makes tokens, ensure_mixture or not, one that packs, shuffle or not, batch."""
         kinds = ", ".join(operator.kind for operator in operators) or "none"
         places = [next(n for n, types in enumerate(_PLACES) if isinstance(each, types)) for each in operators]
         if places != sorted(places):

@@ -11,8 +11,6 @@ from zephon.columns.lane_start import LaneStart
 from zephon.engine.totals import Totals
 from zephon.run.compile import Compiled
 
-__all__ = ["Account", "LeftOver", "Mixture", "mixture_line", "mixture_of"]
-
 
 @dataclass(frozen=True)
 class Account:
@@ -83,7 +81,10 @@ def mixture_of(compiled: Compiled, account: Account) -> dict[str, Mixture]:
     counts = (given, totals.tokens, totals.rows, totals.skipped, totals.dropped, totals.failed)
     lane, place = next(iter(account.starts.items()))
     rows = compiled.plan.curriculum.rows_before(lane, place.chunk) if place.chunk else np.zeros_like(given)
-    passes = np.array(rows) * compiled.topology.lanes / [max(1, d.catalog.rows) for d in compiled.datasets]
+    # The place lags behind by up to a shuffle buffer; the rows handed out here are known by their tokens.
+    rows_here = given * totals.rows / np.maximum(1, totals.tokens) * groups
+    rows_here = np.maximum(np.array(rows) * compiled.topology.feeds, rows_here)
+    passes = rows_here / [max(1, d.catalog.rows) for d in compiled.datasets]
     columns = [column.tolist() for column in (achieved, *counts, passes)]
     return {name: Mixture(shares[name], *values) for name, *values in zip(names, *columns, strict=True)}
 

@@ -20,10 +20,10 @@ from msgspec import Meta
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import Limit
 from zephon.config.topology import Topology
+from zephon.engine.plan import Plan
 from zephon.errors import CheckpointError
+from zephon.ops.stateful import StatefulTransform
 from zephon.run.fingerprint import check_fingerprint, number_ranges
-
-__all__ = ["Earlier", "RunState", "join_ranges", "merge_checkpoints", "merge_for_group", "read_states"]
 
 SCHEMA_VERSION = 1
 """Layout of a state. A state of another version is refused."""
@@ -31,6 +31,7 @@ SCHEMA_VERSION = 1
 _Count = Annotated[int, Meta(ge=0, le=1 << 62)]
 _Range = tuple[_Count, _Count]
 _Ratios = dict[str, Annotated[float, Meta(gt=0, le=sys.float_info.max)]]
+_STATEFUL = f"{StatefulTransform.kind} "
 _T = TypeVar("_T")
 
 
@@ -67,6 +68,7 @@ class RunState:
         dp_degree, dp_group_id: of the group that took the state; dp_degree is 0 where states were merged.
         skipped: ranges of rounds [first, last) that the run leaves out, ascending.
         earlier: the runs that this one took over from, the earliest first.
+        history: digest of the data before changes that were accepted and made other records of them; "" where none was.
     """
 
     fingerprint: dict[str, Any]
@@ -79,30 +81,28 @@ class RunState:
     dp_group_id: _Count
     skipped: tuple[_Range, ...]
     earlier: tuple[Earlier, ...] = ()
+    history: str = ""
 
     @property
     def data(self) -> str:
-        """One SHA-256 over the fingerprint and the measured ratios, of the run and of those before it."""
-        earlier = (run.tokens_per_row for run in self.earlier)
-        text = json.dumps([self.fingerprint, self.tokens_per_row, *earlier], sort_keys=True)
+        """One SHA-256 over the fingerprint, the measured ratios, also of the runs taken over, and the history."""
+        parts = [*(run.tokens_per_row for run in self.earlier), *filter(None, [self.history])]
+        text = json.dumps([self.fingerprint, self.tokens_per_row, *parts], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON types, with a checksum over all of them."""
         lanes = {lane: start.as_list() for lane, start in sorted(self.lanes.items())}
         content = {"zephon": SCHEMA_VERSION, **self.__dict__, "lanes": lanes}
-        if not self.earlier:
-            del content["earlier"]
+        for name in ("earlier", "history"):  # which most states do not have
+            if not content[name]:
+                del content[name]
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
         return {**plain, "checksum": checksum(plain)}
 
     @staticmethod
     def from_dict(data: Any) -> RunState:
-        """Read a state, trusting nothing in it.
-
-        Raises:
-            CheckpointError: it is not a whole, undamaged state of this version.
-        """
+        """Read a state, trusting nothing in it: a `CheckpointError` unless it is whole, sound and of this version."""
         if not isinstance(data, Mapping) or "zephon" not in data:
             raise CheckpointError(
                 f"a state is a dict made by Pipeline.checkpoint(); this is a {type(data).__name__}"
@@ -125,24 +125,29 @@ class RunState:
         except msgspec.ValidationError as error:
             raise CheckpointError(f"the state is damaged: {error}; take another one.") from None
         lanes = {lane: LaneStart.of(start) for lane, start in numbers.items()}
+        feeds = state.feeds
+        if type(feeds) is not int or feeds < 1 or state.lanes_total % feeds:
+            raise CheckpointError(f"the state is damaged: it has {feeds!r} feeds; take another one.")
         for lane, start in lanes.items():
-            if start.records_before > state.rounds:
+            if start.records_before > state.rounds * (state.lanes_total // feeds):
                 raise CheckpointError(
                     f"the state is damaged: lane {lane} starts at its record {start.records_before}, after the "
                     f"{state.rounds} rounds used; take another one."
                 )
         return replace(state, lanes=lanes)
 
-    def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
-        """The starts of the lanes of a group, and how many of its records have been used.
+    @property
+    def feeds(self) -> int:
+        """Feeds that the lanes share."""
+        feeds: int = self.fingerprint.get("feeds", self.lanes_total)
+        return feeds
 
-        Raises:
-            CheckpointError: lanes are missing, or the state was taken inside a round on another topology.
-        """
-        if self.lanes_total != topology.lanes:
+    def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
+        """The starts of the feeds of a group, and how many of its records have been used."""
+        if (self.lanes_total, self.feeds) != (topology.lanes, topology.feeds):
             raise CheckpointError(
-                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas), this pipeline has "
-                f"{topology.lanes}; the number of lanes is fixed for the life of a run."
+                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas) and {self.feeds} feeds, "
+                f"this pipeline has {topology.lanes} and {topology.feeds}; both are fixed for the life of a run."
             )
         missing = [lane for lane in topology.owned if lane not in self.lanes]
         if missing:
@@ -157,7 +162,36 @@ class RunState:
                 "only the same group of the same dp_degree can go on from it; take states at step ends to change "
                 "dp_degree."
             )
-        return {lane: self.lanes[lane] for lane in topology.owned}, self.rounds * topology.width + self.extra
+        starts = {lane // topology.lanes_per_feed: self.lanes[lane] for lane in topology.owned}
+        return starts, self.rounds * topology.width + self.extra
+
+    @property
+    def repeated(self) -> int:
+        """Records, about, whose rows come again where lanes go back to where they can be entered."""
+        per_feed = self.lanes_total // self.feeds
+        starts = {lane // per_feed: start for lane, start in self.lanes.items()}.values()
+        skipped = sum(sum(start.skips) for start in starts) // (self.fingerprint.get("seq_len", 0) + 1)
+        return skipped + sum(self.rounds * per_feed - start.records_before for start in starts)
+
+    def with_other_tokens(self, plan: Plan) -> RunState:
+        """For a plan that makes other records of the same rows: the state with lanes where they can be entered."""
+        if self.extra:
+            raise CheckpointError(
+                f"the state was taken inside a round ({self.extra} records after round {self.rounds}), where a change "
+                "that makes other records cannot be accepted; take one at a step end."
+            )
+        # Places behind a stateful transform are no rows, so there a lane begins with the window.
+        operators = self.fingerprint.get("row_operators", ())
+        by_window = plan.stateful or any(str(each).startswith(_STATEFUL) for each in operators)
+        skips = (0,) * len(plan.first_start.skips)
+        lanes, used = {}, self.rounds * (self.lanes_total // self.feeds)
+        for lane, start in self.lanes.items():
+            window = plan.window_at(start.chunk)
+            chunk, position = (plan.window_first(window), 0) if by_window else (start.chunk, start.position)
+            token = chunk << 32 | position if skips else 0
+            lanes[lane] = LaneStart(window, used, chunk, position, token, start.buffer, skips)
+        history = checksum({"before": self.history, "data": self.fingerprint, "rounds": self.rounds})
+        return replace(self, lanes=lanes, history=history)
 
     def skips_of(self, start: LaneStart, datasets: Collection[str]) -> LaneStart:
         """A start with the skips, one per dataset by name, of these datasets."""
@@ -166,11 +200,7 @@ class RunState:
 
 
 def read_states(states: Any) -> list[RunState]:
-    """One state, or a list of them, read; what is read already stays as it is.
-
-    Raises:
-        CheckpointError: it is neither, or one of them is damaged.
-    """
+    """One state, or a list of them, read; what is read already stays as it is."""
     if isinstance(states, Mapping | RunState):
         states = [states]
     if isinstance(states, str | bytes) or not isinstance(states, Iterable):
@@ -190,11 +220,7 @@ def merge_checkpoints(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def merge_for_group(states: Sequence[RunState], dp_degree: int, dp_group_id: int) -> RunState:
-    """One state for a group to go on from: all of them, or, inside a round, its own.
-
-    Raises:
-        CheckpointError: they are not of one run and one moment.
-    """
+    """One state for a group to go on from: all of them, or, inside a round, its own."""
     own = [state for state in states if (state.dp_degree, state.dp_group_id) == (dp_degree, dp_group_id)]
     if own and own[0].extra and len({(state.dp_degree, state.extra) for state in states}) == 1:
         _merged([replace(state, extra=0) for state in states])
@@ -208,12 +234,14 @@ def _merged(states: Sequence[RunState]) -> RunState:
     first = states[0]
     groups = {(state.dp_degree, state.dp_group_id, state.extra) for state in states}
     for nth, other in enumerate(states[1:], start=2):
-        check_fingerprint(first.fingerprint, other.fingerprint, where=f"state {nth} is not of the same run as state 1")
+        where = f"state {nth} is not of the same run as state 1"
+        check_fingerprint(first.fingerprint, other.fingerprint, where=where, remedy="")
         for name, value in (
             ("number of lanes", lambda state: state.lanes_total),
             ("tokens per row", lambda state: state.tokens_per_row),
             ("skipped rounds", lambda state: state.skipped),
             ("tokens per row of the runs taken over", lambda state: [run.tokens_per_row for run in state.earlier]),
+            ("history", lambda state: state.history),
             ("number of rounds used", lambda state: state.rounds),
         ):
             if (a := value(first)) != (b := value(other)):

@@ -19,8 +19,6 @@ from zephon.run.index import FlushIndexWriter
 from zephon.run.ledger import LedgerWriter
 from zephon.run.report import Account, mixture_line, mixture_of
 
-__all__ = ["BatchStream"]
-
 _log = logging.getLogger("zephon")
 _BLOCKS_READY = 2
 _DROPPED_AT_ONCE = 4096
@@ -36,7 +34,7 @@ class BatchStream:
 
     Args:
         compiled: the pipeline.
-        starts: where each owned lane begins.
+        starts: where each feed of this group begins.
         cursor: records of this group used before.
         skipped: ranges of rounds [first, last) to leave out.
         agreed: a cursor at which all groups have said already that there is a step to come.
@@ -73,12 +71,20 @@ class BatchStream:
         self._ledger = (
             LedgerWriter(options.ledger, compiled, after or compiled.digest, cursor) if options.ledger else None
         )
-        self._windows = FlushIndexWriter(options.flush_index, compiled.digest) if options.flush_index else None
+        self._windows = (
+            FlushIndexWriter(options.flush_index, compiled.digest, compiled.lane_history)
+            if options.flush_index
+            else None
+        )
         self._faults = self._fault_report()
+        if cursor:
+            record, batch = cursor * topology.dp_degree, options.global_batch
+            step = f", {'inside' if record % batch else 'in'} step {record // batch + 1}" if batch else ""
+            _log.info("the data go on at record %d%s", record, step)
         # The engine makes whole rounds; of a round begun, what has been used is passed over.
         rounds, passed = divmod(cursor, topology.width)
         self._engine = compiled.engine(
-            {lane: (start, rounds - start.records_before) for lane, start in starts.items()},
+            {feed: (start, rounds * topology.lanes_per_feed - start.records_before) for feed, start in starts.items()},
             self._windows.write if self._windows else None,
             self._faults.add if self._faults else None,
         )
@@ -179,7 +185,7 @@ class BatchStream:
     def _starts(self) -> dict[int, LaneStart]:
         starts = {}
         for number, lane in self._engine.lanes.items():
-            used = self._topology.rounds_of_lane(self._cursor, number)
+            used = self._topology.records_of_feed(self._cursor, number)
             # The last one before the last record used. Which later ones are known already depends on how far the engine
             # is ahead, so they are left alone even where they begin right here.
             while len(lane.starts) > 1 and lane.starts[1].records_before < used:

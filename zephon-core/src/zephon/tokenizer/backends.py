@@ -22,8 +22,6 @@ import pyarrow as pa
 from zephon.columns.faults import reason_of
 from zephon.tokenizer.definition import TokenizerDefinition
 
-__all__ = ["BACKENDS", "Backend", "BackendFailure", "Encoded", "TokenizersBackend"]
-
 Encoded = tuple[np.ndarray, np.ndarray]  # values uint32[n_tokens], offsets int64[n_docs + 1]
 
 

@@ -19,8 +19,6 @@ from zephon.tokenizer.definition import TokenizerDefinition, Tree
 from zephon.tokenizer.guards import refusal
 from zephon.tokenizer.probes import look_alikes, probe_texts
 
-__all__ = ["FAST", "Answers", "Choice", "choose", "examine", "first_fit"]
-
 FAST = ("fastokens", "gigatoken")  # in this order, before `tokenizers` itself
 
 _log = logging.getLogger("zephon.tokenizer")

@@ -1,14 +1,10 @@
-"""Cutting very long documents, so that no single one holds up a stream.
+"""Cutting very long documents: libraries need more than linear time and much memory for one very long word.
 
-All libraries need more than linear time and a multiple of the memory for one very long word: 20 MB take 10 s in one
-piece and 3 s in pieces of 1 MiB. A document is cut by its own bytes alone, so its tokens do not depend on what it is
-batched with.
-
-The cuts are in front of a space between two ASCII letters, or at least between two ASCII characters that are not
-white space. Every tokenizer in use begins a new word there, so the ids are those of the uncut document;
-`joins_at_space` finds out how the tokenizer at hand must be given the second piece. Where a whole stretch has no such
-place (one endless word, languages without spaces), the cut is between two characters, and the ids may differ from those
-of the uncut document at that point, once per mebibyte.
+A document is cut by its own bytes alone, in front of a space between two ASCII letters, or at least between two ASCII
+characters that are not white space. Every tokenizer in use begins a new word there, so the ids are those of the uncut
+document; `joins_at_space` finds out how the second piece must be given. Where a whole stretch has no such place (one
+endless word, languages without spaces), the cut is between two characters, and the ids may differ from those of the
+uncut document there, once per mebibyte.
 """
 
 from __future__ import annotations
@@ -18,8 +14,6 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
-
-__all__ = ["MAX_DOCUMENT_BYTES", "cut", "cut_documents", "joins_at_space"]
 
 MAX_DOCUMENT_BYTES = 4 << 20  # longer ones are cut
 PIECE_BYTES = 1 << 20

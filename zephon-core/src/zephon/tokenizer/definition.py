@@ -21,8 +21,6 @@ from zephon.errors import TokenizerError
 from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
 from zephon.tokenizer.specials import DeclaredTokens, declared_tokens, inferred_tokens
 
-__all__ = ["AddedToken", "TokenizerDefinition", "Tree", "read_definition"]
-
 MAX_ID = (1 << 24) - 1
 MAX_TEXT = 1 << 16  # characters of an added token
 MAX_SECTIONS_BYTES = 512 << 10  # JSON of normalizer, pre_tokenizer and decoder; T5's table of characters has 320 KiB
@@ -66,15 +64,9 @@ class _File(msgspec.Struct):
 class TokenizerDefinition:
     """One tokenizer, checked. Plain data: pickles, and any backend can be built from it.
 
-    Attributes:
-        label: its name in messages.
-        json: the tokenizer.json that libraries get.
-        encoder_json: the one to encode with; the same but for models that look words up whole (see `_hide_specials`).
-        bos_token, eos_token: the tokens that begin and end a document, or None.
-        bos_id, eos_id: their ids, or None.
-        vocab_size: largest id + 1, added tokens included.
-        content_hash: sha256 (hex) of everything in the file that decides ids, and of the choice of BOS and EOS. Not
-            of its formatting, nor of what has no effect on ids (decoder, post-processor).
+    Libraries get `json`, and to encode `encoder_json`, the same but for models that look words up whole. BOS and EOS
+    may be None; `vocab_size` is the largest id + 1, added tokens included; `content_hash` a sha256 of all that decides
+    ids (not decoder, post-processor or formatting), and of the choice of BOS and EOS.
     """
 
     label: str

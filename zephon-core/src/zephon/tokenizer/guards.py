@@ -15,8 +15,6 @@ import unicodedata
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["byte_alphabet", "refusal", "regex_refusal"]
-
 Part = dict[str, Any]
 
 _MODEL_KEYS = {

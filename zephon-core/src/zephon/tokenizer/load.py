@@ -16,12 +16,7 @@ import msgspec
 
 from zephon.columns.faults import reason_of
 from zephon.errors import TokenizerError
-from zephon.tokenizer.specials import CONFIG, declared_tokens
-
-__all__ = [
-    "TokenizerCopy", "TokenizerFiles", "TokenizerId", "find_tokenizer", "portable_tokenizer", "read_chat_settings",
-    "read_json", "read_template_file",
-]  # fmt: skip
+from zephon.tokenizer.specials import CONFIG, ROLES, declared_tokens
 
 MAX_TOKENIZER_BYTES = 128 << 20  # the largest published ones (a million entries) are about half of this
 MAX_CONFIG_BYTES = 16 << 20
@@ -37,14 +32,9 @@ _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?(@\w[
 
 @dataclass(frozen=True)
 class TokenizerFiles:
-    """The files of one tokenizer.
+    """The files of one tokenizer: a name for messages, tokenizer.json, and what reads others, or gives None.
 
-    Attributes:
-        label: its name in messages: the path of its tokenizer.json, or its hub name.
-        tokenizer: bytes of tokenizer.json.
-        read: the bytes of another file by its name, or None where there is none.
-        templates: names of the files in the folder of additional chat templates.
-        alone: whether it is one file, without others that say what its special tokens are.
+    `templates` lists the folder of additional chat templates; `alone`: no other file declares special tokens.
     """
 
     label: str
@@ -201,8 +191,8 @@ def read_json(data: bytes, label: str, filename: str) -> dict[str, Any]:
         ) from None
 
 
-def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[str, str]]:
-    """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by role.
+def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[str, str | None]]:
+    """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by declared role.
 
     As in transformers, templates in files of their own take the place of all that tokenizer_config.json has.
 
@@ -210,21 +200,24 @@ def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[
         TokenizerError: the files cannot be read, or are damaged.
     """
     files = find_tokenizer(tokenizer_id)
-    tokens = declared_tokens(files.config).texts
+    declared = declared_tokens(files.config)
+    # Files without the table of tokens may leave out what a class of transformers has by default.
+    tokens: dict[str, str | None] = dict.fromkeys(ROLES) if declared.replaces else {}
+    tokens |= {name: token.content if token else None for name, token in declared.roles.items()}
     paths = [name for name in files.templates() if _TEMPLATE.fullmatch(name)]
     found = {"default": files.read("chat_template.jinja")} | {Path(name).stem: files.read(name) for name in paths}
     own = {name: _text(data, f"a chat template of {files.label!r}") for name, data in found.items() if data is not None}
     if own:
         return own, tokens
-    declared = files.config(CONFIG).get("chat_template")
+    entries = files.config(CONFIG).get("chat_template")
     try:
-        if isinstance(declared, list):
-            declared = {entry["name"]: entry["template"] for entry in declared}
-        named = {"default": declared} if isinstance(declared, str) else declared or {}
+        if isinstance(entries, list):
+            entries = {entry["name"]: entry["template"] for entry in entries}
+        named = {"default": entries} if isinstance(entries, str) else entries or {}
         return msgspec.convert(named, dict[str, str]), tokens
     except (KeyError, TypeError, msgspec.ValidationError):
         raise TokenizerError(
-            f"chat_template in {CONFIG} of {files.label!r} is {declared!r:.80}; expected a template, or a list of "
+            f"chat_template in {CONFIG} of {files.label!r} is {entries!r:.80}; expected a template, or a list of "
             "objects with name and template."
         ) from None
 

@@ -17,10 +17,8 @@ from zephon.config.keys import quote
 from zephon.config.settings import SpecialTokens
 from zephon.errors import TokenizerError
 
-__all__ = ["CONFIG", "Declared", "DeclaredTokens", "declared_tokens", "inferred_tokens", "resolve_special_tokens"]
-
 CONFIG = "tokenizer_config.json"
-_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
 
 # For a tokenizer.json that comes without any other file. The first one present wins.
@@ -130,7 +128,7 @@ def declared_tokens(read: Callable[[str], Mapping[str, Any]]) -> DeclaredTokens:
     replaces = "added_tokens_decoder" in config  # of version 4.34 or later, and no other file counts
     more, legacy = ({}, {}) if replaces else (read("special_tokens_map.json"), read("added_tokens.json"))
     values = {**config, **more}
-    roles = {name: values[name] for name in _ROLES if name in values}
+    roles = {name: values[name] for name in ROLES if name in values}
     roles |= {name: each for name, each in values.items() if name.endswith("_token") and isinstance(each, str | dict)}
     lists: list[list[Declared]] = []
     for file, key in product((config, more), _LISTS):
@@ -147,7 +145,7 @@ def declared_tokens(read: Callable[[str], Mapping[str, Any]]) -> DeclaredTokens:
         overruled=[token for tokens in others for token in tokens if token not in extra],
     )
     # As there, not by "additional_special_tokens" of the map.
-    special = {declared.texts.get(role) for role in _ROLES}
+    special = {declared.texts.get(role) for role in ROLES}
     special |= {token.content for token in extra if len(lists) > 1 or "additional_special_tokens" not in more}
     for text, number in _tokens("added_tokens.json", legacy, dict[str, int]).items():
         declared.numbered[number] = Declared(text, normalized=text not in special, special=text in special)

@@ -23,8 +23,6 @@ from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
 from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
 from zephon.tokenizer.load import TokenizerId, find_tokenizer
 
-__all__ = ["Tokenizer", "load_tokenizer"]
-
 SAMPLE_BYTES = 128 << 10  # of the user's documents; the reference needs about 20 ms for them
 
 _log = logging.getLogger("zephon.tokenizer")
@@ -56,15 +54,9 @@ def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Token
             "'auto'."
         )
     slow = backend == "auto" and chosen.name == "tokenizers"  # by a factor of 50
-    _log.log(
-        logging.WARNING if slow else logging.INFO,
-        "%s: tokenizing with %s %s (%.2f s)%s",
-        definition.label,
-        chosen.name,
-        chosen.version,
-        time.perf_counter() - started,
-        "".join(f"; not with {reason}" for reason in choice.refusals),
-    )
+    took, reasons = time.perf_counter() - started, "".join(f"; not with {reason}" for reason in choice.refusals)
+    message = f"{definition.label}: tokenizing with {chosen.name} {chosen.version} ({took:.2f} s){reasons}"
+    _log.log(logging.WARNING if slow else logging.INFO, "%s", message)
     return Tokenizer(definition, choice, insisted=backend != "auto")
 
 

@@ -30,26 +30,6 @@ from zephon.data.formats.sequential import SequentialBytes, codec_of
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
-__all__ = [
-    "LFS_POINTER",
-    "MAX_GROUP_ROWS",
-    "RUN_BYTES",
-    "TOKENS",
-    "Format",
-    "Group",
-    "Groups",
-    "Shard",
-    "ShardReader",
-    "ShardScan",
-    "corrupt_data_errors",
-    "library",
-    "read_exactly",
-    "run_bounds",
-    "run_groups",
-    "sample_digest",
-    "token_lists",
-]
-
 # Formats that know single rows make groups of neighbouring rows of about so many bytes, and so many rows at most.
 RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
@@ -318,9 +298,7 @@ def _other_content(file: StoredFile) -> str:
             if window > 128 << 20:  # which decompressors do not take on without being asked to
                 return f"'{file.path}' has zstd windows of {window >> 20:,} MiB; expected at most 128. Use --long=27"
         if codec is None and _WHOLE_JSON.match(head):
-            return (
-                f"'{file.path}' is one JSON value; expected a line per row. Write them with jq -c '.[]' FILE > FILE.jsonl"
-            )
+            return f"'{file.path}' is one JSON value; expected a line per row. Write them with jq -c '.[]' FILE"
         if codec is not None and head[:1] in (b"{", b"["):
             return f"'{file.path}' is not compressed, though its name says {codec}; rename it"
     return ""

@@ -26,7 +26,7 @@ import pyarrow.json
 
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import template_of
+from zephon.columns.template import number_text, template_of, text_name
 from zephon.data.columns import common_types, has_column, missing_column, physical_columns
 from zephon.data.formats.base import Format, Group, Shard, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
@@ -46,12 +46,15 @@ _SPACE = b" \t\r\n"
 _Result = TypeVar("_Result")
 
 Kinds = Mapping[str, str]
-"""What each column is read as, by name: "document", "text", "number", "flag", or "json" (the JSON as text)."""
+"""What each column is read as, by name: "document", "text", "number", "flag", "json" (the JSON as text), or, under the
+name that `text_name` gives, "digits" (numbers as text)."""
 
 Fields = Mapping[str, msgspec.Raw | bytes]
 """The JSON of each key of a line, as it stands there."""
 
-_TYPES = {"number": pa.float64(), "flag": pa.bool_(), **dict.fromkeys(("document", "text", "json"), pa.large_string())}
+_TYPES = {"number": pa.float64(), "flag": pa.bool_()}
+_TYPES |= dict.fromkeys(("document", "text", "json", "digits"), pa.large_string())
+_WHOLE = re.compile(rb"-?[0-9]+")
 _EXPECTED = {"document": "text was expected", "number": "the first rows of the dataset hold numbers"}
 _EXPECTED |= {"flag": "the first rows of the dataset hold booleans"}
 # What a value is by its first byte.
@@ -134,6 +137,9 @@ class _JsonLinesReader(ShardReader):
             for name in set(self._kinds) - {text_column}:
                 known = kinds.get(name)
                 self._kinds[name] = "text" if known in (None, "null") else str(known)
+            templates = [name for name in columns if template_of(name) is not None]
+            numbers = [name for name in physical_columns(templates) if self._kinds[name] == "number"]
+            self._kinds |= {text_name(name): "digits" for name in numbers}
 
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self.file, self.fmt):
@@ -278,7 +284,9 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
             f"'{file.path}' holds {lines} lines at byte {group.offset}, not {group.rows} as when it was listed; "
             "a dataset must not change during a run, so restore the file or start a new run"
         )
-    if one_object_each and "json" not in kinds.values() and (schema := _arrow_schema(kinds)) is not None:
+    digits = [name for name, kind in kinds.items() if kind == "digits"]
+    own = {name: kind for name, kind in kinds.items() if kind != "digits"}
+    if one_object_each and "json" not in kinds.values() and (schema := _arrow_schema(own)) is not None:
         try:
             table = pa.json.read_json(
                 pa.BufferReader(data),
@@ -288,8 +296,11 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
         except pa.ArrowException:
             pass  # read again below, which names the row or, for what only Arrow refuses, reads it
         else:
-            if table.num_rows == lines:
-                return _with_path_columns(table, kinds)
+            table = _with_path_columns(table, own)
+            numbers = [table.column(name[1:-1]).combine_chunks() for name in digits]
+            texts = list(map(number_text, numbers))
+            if table.num_rows == lines and None not in texts:
+                return pa.table([*table.columns, *texts], [*table.column_names, *digits])
     return _parse_line_by_line(data, kinds, file, group)
 
 
@@ -421,6 +432,7 @@ def _unmarked(piece: re.Match[bytes]) -> bytes:
 
 def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> Any:
     """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects."""
+    name = name[1:-1] if kind == "digits" else name
     value = bytes(fields.get(name, b"null"))
     if value == b"null" and "." in name:
         *parts, last = name.split(".")
@@ -445,8 +457,11 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
     except (ValueError, msgspec.DecodeError) as error:
         bad = f"byte {value[error.start]:#04x}" if isinstance(error, UnicodeDecodeError) else "a lone surrogate"
         _refuse(file, row, f"is not valid UTF-8 in '{name}' ({bad})", "repair or drop that line")
-    if kind == "number" and first in "-0123456789NI":
-        return float(value)
+    if kind in ("number", "digits") and first in "-0123456789NI":
+        if kind == "number":
+            return float(value)
+        number = column_of([float(value)])
+        return text if _WHOLE.fullmatch(value) else (number_text(number) or number.cast(_TYPES[kind]))[0].as_py()
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")

@@ -27,8 +27,6 @@ import numpy as np
 
 from zephon.errors import WorkerError
 
-__all__ = ["Channel", "Closed"]
-
 _INLINE_BYTES = 32 << 10  # a smaller message is faster through the socket
 _INLINE_ARRAY_BYTES = 1 << 10
 _ALIGNMENT = 64
@@ -57,11 +55,7 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, value: Any) -> None:
-        """Send an object.
-
-        Raises:
-            Closed: the other end is closed.
-        """
+        """Send an object."""
         buffers: list[pickle.PickleBuffer] = []
 
         def stays_inline(buffer: pickle.PickleBuffer) -> bool:
@@ -96,12 +90,7 @@ class Channel:
                 os.close(fd)
 
     def receive(self) -> Any:
-        """The next object; its arrays may be views of shared memory, which the sender leaves alone meanwhile.
-
-        Raises:
-            Closed: the other end is closed.
-            WorkerError: no file descriptor is left for shared memory.
-        """
+        """The next object; its arrays may be views of shared memory, which the sender leaves alone meanwhile."""
         try:
             number, is_new, sizes, released, dropped = pickle.loads(self._connection.recv_bytes())
             self._free += [each for each in released if each in self._blocks]

@@ -31,8 +31,6 @@ from zephon.columns.faults import reason_of
 from zephon.engine.processes.channel import Channel, Closed
 from zephon.errors import PipelineError, WorkerError
 
-__all__ = ["Child", "ChildTask", "log_records", "pickle_task", "portable_error", "replay_logs"]
-
 _GRACE_SECONDS = 2.0
 _PARENT_CHECK_SECONDS = 1.0
 _START = (
@@ -49,11 +47,7 @@ class ChildTask(Protocol):
 
 
 def pickle_task(task: ChildTask) -> bytes:
-    """The task, pickled once for any number of children.
-
-    Raises:
-        PipelineError: the task cannot be pickled.
-    """
+    """The task, pickled once for any number of children."""
     try:
         return pickle.dumps(task, protocol=5)
     except Exception as error:
@@ -117,12 +111,7 @@ class Child:
         return self._process.pid
 
     def wait_until_started(self) -> None:
-        """Wait for the child's first message. Any number of threads may call this, each before it uses a channel.
-
-        Raises:
-            Closed: the process is gone.
-            PipelineError: the child cannot load its task.
-        """
+        """Wait for the child's first message. Any number of threads may call this, each before it uses a channel."""
         with self._lock:
             if not self._started:
                 self._failure, self._started = self.channels[0].receive(), True

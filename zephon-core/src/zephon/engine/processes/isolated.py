@@ -22,8 +22,6 @@ from zephon.engine.processes.child import Child, log_records, pickle_task, porta
 from zephon.engine.start import start_engine
 from zephon.engine.totals import Totals
 
-__all__ = ["IsolatedEngine"]
-
 _READY = 2  # blocks that may wait for the consumer, as with an engine in a thread
 
 
@@ -150,11 +148,7 @@ class IsolatedEngine:
         self._end = weakref.finalize(self, self._child.close)
 
     def rounds(self) -> Iterator[RecordBlock]:
-        """The blocks of the child's engine.
-
-        Raises:
-            WorkerError: the child died.
-        """
+        """The blocks of the child's engine."""
         while (block := self._next_block()) is not None:
             yield block
 

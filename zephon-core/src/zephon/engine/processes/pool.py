@@ -18,8 +18,6 @@ from zephon.engine.processes.channel import Channel, Closed
 from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs
 from zephon.errors import WorkerError
 
-__all__ = ["SEATS", "WorkerPool"]
-
 _log = logging.getLogger("zephon")
 
 SEATS = 2
@@ -82,12 +80,7 @@ class WorkerPool:
         return len(self.functions) - 1
 
     def start(self) -> None:
-        """Start the processes, if any function was added.
-
-        Raises:
-            PipelineError: the functions cannot be pickled.
-            WorkerError: a process cannot be started.
-        """
+        """Start the processes, if any function was added."""
         if self.functions:
             self._task = pickle_task(_Serve(self.functions))
             for _ in range(self._count):
