@@ -10,6 +10,7 @@ import fsspec
 import numpy as np
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -220,7 +221,7 @@ class Hosted(MemoryFileSystem):
 
 
 def test_the_host_in_a_path_is_asked_and_a_client_that_cannot_be_made_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(fsspec.registry.known_implementations, "hosted", {})
+    monkeypatch.setitem(known_implementations, "hosted", {})
     fsspec.register_implementation("hosted", Hosted, clobber=True)
     assert store_of("hosted://one/data")[0]._client().host == "one"
     assert store_of("hosted://two/data")[0]._client().host == "two"
