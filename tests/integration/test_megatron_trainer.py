@@ -31,7 +31,7 @@ def uninterrupted(megatron):
 
 
 def evaluation(megatron) -> list[str]:
-    # 20 documents make about four evaluation batches: passes end inside an evaluation.
+    # 20 documents make about four evaluation batches.
     return [f"--zephon-valid-data-config={megatron.validation[0]}", "--eval-iters=2", "--eval-interval=3"]
 
 
@@ -242,7 +242,11 @@ class TestStates:
 
 @pytest.mark.deep
 class TestEvaluation:
-    def test_goes_on_where_the_last_one_stopped_and_includes_the_test_set(self, megatron):
+    def test_takes_the_same_records_every_time_and_includes_the_test_set(self, megatron):
+        # Six evaluation batches: more than a pass.
+        frozen = ("--lr=1e-12", f"--zephon-valid-data-config={megatron.validation[0]}", "--eval-iters=6")
+        losses = megatron.run("frozen", 1, *frozen, "--eval-interval=1", save=None).validation
+        assert len(losses) == STEPS and max(losses.values()) == pytest.approx(min(losses.values()), rel=1e-6)
         more = (
             f"--zephon-valid-data-config={megatron.validation[0]}",
             f"--zephon-test-data-config={megatron.validation[1]}",

@@ -1,6 +1,7 @@
 """Taking over: a run that goes on with other sources loses no row of those that stay, and repeats none."""
 
 import itertools
+import json
 import re
 from collections import Counter
 
@@ -22,6 +23,16 @@ SETTINGS = few(4)
 def dataset(name, rows):
     texts = [f"{name} {i} " + "word " * (i * 7 % 23) if i % 9 else None for i in range(rows)]
     return Dataset.from_dict(name, {"text": [*texts, f"{name} last"]})
+
+
+def tokens_of(batches):
+    """How often each token of each row is in some batches."""
+    spans = itertools.chain.from_iterable(batch.provenance().to_pylist() for batch in batches)
+    return Counter(
+        (span["dataset"], span["row"], token)
+        for span in spans
+        for token in range(span["token_begin"], span["token_end"])
+    )
 
 
 @st.composite
@@ -192,16 +203,8 @@ def test_a_finite_run_is_taken_over_exactly_at_every_step_or_not_at_all(tiny_tok
     old = StaticMixtureWorkSource([a, b], **finite)
     new = StaticMixtureWorkSource([b, c, a], mixture={"a": 1, "b": 1, "c": 2}, continues=old, **finite)
 
-    def tokens(batches):
-        spans = itertools.chain.from_iterable(batch.provenance().to_pylist() for batch in batches)
-        return Counter(
-            (span["dataset"], span["row"], token)
-            for span in spans
-            for token in range(span["token_begin"], span["token_end"])
-        )
-
     (whole,) = build_all(StaticMixtureWorkSource([a, b, c], **finite), tiny_tokenizer, seq_len=30, drop_last=False)
-    expected = tokens(whole)
+    expected = tokens_of(whole)
     (first,) = build_all(old, tiny_tokenizer, **shape)
     used, states = [], [first.checkpoint()]
     for batch in first:
@@ -216,5 +219,50 @@ def test_a_finite_run_is_taken_over_exactly_at_every_step_or_not_at_all(tiny_tok
             refused.append(step)
             last = int(re.search(r"at most (\d+) records", str(error))[1])
         else:
-            assert tokens([*used[:step], *second]) == expected
+            assert tokens_of([*used[:step], *second]) == expected
     assert not refused or refused == list(range(last // lanes + 1, len(states)))
+
+
+@pytest.mark.parametrize("names", [["pages", "more"], ["more", "talks", "pages"]])
+def test_recipes_of_chat_and_text_are_taken_over(tmp_path, tiny_tokenizer, names):
+    """Sources that end keep the operators of their recipe; tokens of those that stay are used once."""
+    answers = [{"role": "assistant", "content": "yes " * n} for n in range(5)]
+    talks = [[{"role": "user", "content": f"ask {i}"}, answers[i % 5]] for i in range(30)]
+    tables = {
+        "pages": [{"text": f"page {i} " + "word " * (i % 11), "lang": "ab"[i % 2]} for i in range(40)],
+        "talks": [{"messages": talk} for talk in talks],
+        "more": [{"text": f"more {i} " + "word " * (i % 9), "lang": "ab"[i % 2]} for i in range(25)],
+    }
+    for name, rows in tables.items():
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    template = "{% for m in messages %}{{ m.role }} {{ m.content }}{{ eos_token }}{% endfor %}"
+    settings = {
+        "pages": {"filter": "lang == 'a'"},
+        "talks": {"documents": "chat", "chat_template": template},
+        "more": {"filter": "lang == 'b'"},
+    }
+
+    def pipeline(which, continue_from=None):
+        options = {"canonical_replicas": 1, "chunk_size": 8, "repeat": False, "shuffle_buffer_size": 4}
+        lines = [f"{key} = {json.dumps(value)}" for key, value in options.items()]
+        lines += [f'continue_from = "{continue_from}"'] if continue_from else []
+        for name in which:
+            source = {"name": name, "path": f"{name}.jsonl", "weight": 1, **settings[name]}
+            lines += ["[[sources]]", *(f"{key} = {json.dumps(value)}" for key, value in source.items())]
+        recipe = tmp_path / ("first.toml" if len(which) == 2 and not continue_from else "other.toml")
+        recipe.write_text("\n".join(lines))
+        given = {"tokenizer": tiny_tokenizer, "seq_len": 24, "microbatch_size": 1, "drop_last": False}
+        return Pipeline.from_recipe(recipe, **given, runner="inline")
+
+    first = pipeline(["pages", "talks"])
+    used = [batch for _, batch in zip(range(5), first, strict=False)]
+    second = pipeline(names, continue_from="first.toml").restore(first.checkpoint())
+    after = list(second)
+    whole = tokens_of(pipeline(list(tables)))
+    got = tokens_of([*used, *after])
+    for source in names:
+        assert {key: n for key, n in got.items() if key[0] == source} == {
+            key: n for key, n in whole.items() if key[0] == source
+        }
+    again = pipeline(names, continue_from="first.toml").restore(second.checkpoint())
+    assert list(again) == []

@@ -237,3 +237,13 @@ def test_a_run_that_accepted_a_change_of_its_records_has_an_index_of_its_own(tmp
     wanted = step_digests([build(tiny_tokenizer)], 17, BATCH)
     sought = build(tiny_tokenizer, flush_index=tmp_path).seek(step=15)
     assert step_digests([sought], 2, BATCH) == wanted[15:17]
+
+
+def test_steps_of_another_global_batch_are_not_left_out_by_halves(tiny_tokenizer):
+    first = build(tiny_tokenizer)
+    step_digests([first], 3, BATCH)
+    state = first.checkpoint()
+    assert build(tiny_tokenizer).restore(state).skip(3, 4).skipped == ((24, 32),)
+    assert build(tiny_tokenizer, batch=12).restore(state).skip(2, 3).skipped == ((24, 36),)
+    with pytest.raises(PipelineError, match="steps of 16 records from record 0, and the state restored lies"):
+        build(tiny_tokenizer, batch=16).restore(state).skip(3, 4)

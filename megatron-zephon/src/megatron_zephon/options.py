@@ -33,7 +33,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--zephon-valid-data-config": {
         "metavar": "RECIPE",
         "nargs": "+",
-        "help": "Data recipe of the validation data, each document once per pass; several with "
+        "help": "Data recipe of the validation data, of which every evaluation takes the same records; several with "
         "--multiple-validation-sets.",
     },
     "--zephon-test-data-config": {"metavar": "RECIPE", "help": "Data recipe of the test data."},

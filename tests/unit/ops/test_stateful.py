@@ -128,3 +128,22 @@ def test_a_process_logs_a_row_once_in_all_lanes_and_passes_and_after_a_restore(t
         assert sum(1 for _ in pipeline) > 20
     texts = [record.getMessage() for record in caplog.records if "row left out" in record.getMessage()]
     assert sorted(int(re.search(r"row (\d+):", text)[1]) for text in texts) == [3, 43, 83, 123, 163]
+
+
+def test_one_that_gives_each_row_once_in_a_window_goes_on_over_a_small_source(tiny_tokenizer):
+    class Once(Stateful):
+        def init_state(self):
+            return set()
+
+        def push(self, state, row):
+            is_new = row["number"] < limit and row["number"] not in state
+            state.add(row["number"])
+            return row if is_new else None
+
+    limit = 50
+    pipeline = finished(Pipeline(source_of(count=50, chunk_size=12_000)).stateful_transform(Once()), tiny_tokenizer)
+    numbers = [batch.sequence_numbers for _, batch in zip(range(60), pipeline, strict=False)]
+    assert len(numbers) == 60
+    limit = 0
+    with pytest.raises(DataError, match="only white space, or left out by the operators"):
+        next(iter(finished(Pipeline(source_of(count=50, chunk_size=30)).stateful_transform(Once()), tiny_tokenizer)))

@@ -76,6 +76,26 @@ def test_a_state_is_json_and_its_size_does_not_grow(tiny_tokenizer):
     assert len(json.dumps(long_run)) <= 4096 + 64 * lanes
 
 
+@pytest.mark.parametrize("taken_over", [0, 1, 2])
+@pytest.mark.parametrize("mixture", [False, True])
+def test_the_size_of_a_state_with_a_stock_and_after_takeovers_is_bounded(tiny_tokenizer, mixture, taken_over):
+    lanes, count, source, state = 32, 24, None, None
+    datasets = [Dataset.from_dict(f"corpus-{d}", {"text": [f"text of {d}"] * 3}) for d in range(count)]
+    for nth in range(taken_over + 1):
+        weights = {dataset.name: 1 + nth * (dataset is datasets[0]) for dataset in datasets}
+        source = StaticMixtureWorkSource(datasets, mixture=weights, chunk_size=16, continues=source)
+        pipeline = Pipeline(source).options(runner="inline", canonical_replicas=lanes).tokenize(tiny_tokenizer)
+        pipeline = (pipeline.ensure_mixture(lanes) if mixture else pipeline).pack_flat(8).batch(lanes)
+        state = advanced(pipeline.restore(state) if state else pipeline, 1).checkpoint()
+    skips = [10**6] * (len(state["lanes"]["0"]) - 6)
+    long_run = {str(lane): [10**6, 10**10, 10**6, 16383, 10**6 << 32 * mixture, 10**3, *skips] for lane in range(lanes)}
+    cuts = {str(lane): [10**6, 16383] for lane in range(lanes)}
+    state |= {"rounds": 10**12, "lanes": long_run}
+    state |= {"earlier": [each | {"cuts": cuts} for each in state.get("earlier", [])]}
+    per_lane = 64 + 10 * count * mixture + 26 * taken_over
+    assert len(json.dumps(state)) <= 4096 + 64 + lanes * per_lane + 40 * count * taken_over
+
+
 def test_taking_a_state_is_quick(tiny_tokenizer):
     pipeline = advanced(build(tiny_tokenizer, lanes=64), 64)
     pipeline.checkpoint()

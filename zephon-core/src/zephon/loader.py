@@ -19,7 +19,7 @@ Collective calls
 Folders
     `check_writable`.
 Evaluation
-    `one_pass`.
+    `evaluation_recipe`.
 Metrics
     `Progress`, `Mixture`, `job_metrics`.
 """
@@ -38,12 +38,12 @@ from zephon.run.job import (
     check_same_data,
     check_tokenizer,
     check_writable,
+    evaluation_recipe,
     gather,
     is_distributed,
     job_metrics,
     on_all_ranks,
     on_first_rank,
-    one_pass,
 )
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
@@ -66,6 +66,7 @@ __all__ = [
     "check_same_data",
     "check_tokenizer",
     "check_writable",
+    "evaluation_recipe",
     "gather",
     "is_distributed",
     "job_metrics",
@@ -73,6 +74,5 @@ __all__ = [
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",
-    "one_pass",
     "resolve_lanes",
 ]

@@ -37,7 +37,7 @@ from zephon.run.compile import Compiled, compile_pipeline
 from zephon.run.explain import explain
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed
 from zephon.run.index import FlushIndex
-from zephon.run.operators import Operators
+from zephon.run.operators import Operators, operators_for
 from zephon.run.report import Account, LeftOver, Mixture, mixture_of
 from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
@@ -56,9 +56,6 @@ class Pipeline:
 
     Every method that adds an operator or changes options gives a new pipeline and leaves this one alone. Iterating
     goes on where the last iteration stopped; after the end of a finite stream the next iteration starts over.
-
-    Args:
-        source: which datasets, in which shares and order.
     """
 
     def __init__(self, source: WorkSource) -> None:
@@ -71,6 +68,7 @@ class Pipeline:
         self._stream: BatchStream | None = None
         self._account: Account | None = None  # of the last stream, or where restore and seek went
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
+        self._restored = 0  # records of this group used in the state restored
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
         self._history = ""  # as in `RunState`
@@ -313,7 +311,7 @@ class Pipeline:
         self._move(starts, used)
         self._compiled, self._ratios = compiled, compiled.tokens_per_row
         self._earlier, self._history = compiled.earlier, compiled.history
-        self._options, self._after = options, after
+        self._options, self._after, self._restored = options, after, used
         # Ranges asked for before restoring stay; those of the run so far are added.
         self._skipped = join_ranges([*self._skipped, *read.skipped])
         return self
@@ -362,14 +360,18 @@ class Pipeline:
         """Leave out `last_step - first_step` steps after the first `first_step` ones, for example after a loss spike.
 
         Steps keep their numbers. They are batches of `global_batch` records from the start of the run on, also where
-        that was another before. The range is kept in the state. All ranks must do the same, before they reach it.
-
-        Raises:
-            PipelineError: the range is empty or has been entered.
+        that was another before; a run restored inside one is refused. The range is kept in the state. All ranks must do
+        the same, before they reach it.
         """
         first, last = (check(_Number, each, "a step to skip", PipelineError) for each in (first_step, last_step))
-        per_step = self._rounds_per_step()
-        reached = -(-self._place()[1] // (self.compiled.topology.width * per_step))
+        per_step, width = self._rounds_per_step(), self.compiled.topology.width
+        if self._restored % (width * per_step):
+            raise PipelineError(
+                f"skip counts steps of {self._options.global_batch} records from record 0, and the state restored lies "
+                "inside one, so that they would be halves of steps that are trained; restore a state of a step end, or "
+                "keep the global batch."
+            )
+        reached = -(-self._place()[1] // (width * per_step))
         if not reached <= first < last:
             raise PipelineError(
                 f"skip({first_step}, {last_step}) is no range of steps to come; expected numbers from {reached} (steps "
@@ -413,7 +415,7 @@ class Pipeline:
         source = self._source.continues
         assert source is not None
         before = Pipeline(source)
-        before._operators = self._operators
+        before._operators = operators_for(self._operators, source.names)
         before._options = options.changed({"ledger": None, "flush_index": None, "runner": "inline", "isolate": False})
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
@@ -435,8 +437,7 @@ class Pipeline:
         return state, earlier, compiled.tokens_per_row if same_unit else {}
 
     def _rounds_per_step(self) -> int:
-        rounds = self.compiled.topology.rounds_per_step
-        if rounds is None:
+        if (rounds := self.compiled.topology.rounds_per_step) is None:
             raise PipelineError("global_batch is missing, so steps cannot be counted; set options(global_batch=...).")
         return rounds
 

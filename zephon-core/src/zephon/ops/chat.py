@@ -27,8 +27,11 @@ _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
 # Columns that change what a conversation says, with the option that takes them where there is one.
 _PARTS = dict.fromkeys(("system", "system_prompt", "system_message"), "system")
-_PARTS |= {"functions": "tools", "history": "", "documents": "", "chat_template_kwargs": ""}
-_PARTS_OF_PROMPTS = {"input": "input", "context": "input"}
+_PARTS |= {
+    "functions": "tools",
+    **dict.fromkeys(("history", "documents", "chat_template_kwargs", "image", "images"), ""),
+}
+_PARTS_OF_PROMPTS = {"input": "input", "context": "input", "reasoning_content": "", "reasoning": "", "thinking": ""}
 _SKELETONS_KEPT = 4096
 
 

@@ -75,8 +75,12 @@ def options_of_recipe(recipe: DataRecipe) -> dict[str, Any]:
 def operators_of_recipe(recipe: DataRecipe, tokenizer: Any, seq_len: int) -> list[Any]:
     """The operators of a recipe, from rows to shuffled records; one for all sources with the same settings."""
     tokenizer = portable_tokenizer(tokenizer)
-    kinds = zip(*(_operators_of(recipe, source, tokenizer) for source in recipe.sources), strict=True)
-    operators = [operator for kind in kinds for operator in _grouped([s.name for s in recipe.sources], kind)]
+    of_sources: dict[str, tuple[_Operator | None, ...]] = {}
+    for each in chain_of(recipe):  # sources that end have the settings of their recipe
+        for source in each.sources:
+            of_sources.setdefault(source.name, _operators_of(each, source, tokenizer, recipe.text_field))
+    kinds = zip(*of_sources.values(), strict=True)
+    operators = [operator for kind in kinds for operator in _grouped(list(of_sources), kind)]
     if recipe.ensure_mixture:
         operators.append(EnsureMixture(recipe.ensure_mixture_buffer_size))
     pack = PackSequences if recipe.pack_mode == "sequences" else PackFlat
@@ -117,7 +121,9 @@ def _grouped(names: Sequence[str], operators: Sequence[_Operator | None]) -> lis
     return [kind(**values, datasets=group if len(group) < len(names) else None) for (kind, values), group in groups]
 
 
-def _operators_of(recipe: DataRecipe, source: SourceRecipe, tokenizer: TokenizerId) -> tuple[_Operator | None, ...]:
+def _operators_of(
+    recipe: DataRecipe, source: SourceRecipe, tokenizer: TokenizerId, text_field: str
+) -> tuple[_Operator | None, ...]:
     """Decoding, template, filter and encoding of a source, None where it has none."""
 
     def setting(key: str) -> Any:
@@ -165,10 +171,10 @@ def _operators_of(recipe: DataRecipe, source: SourceRecipe, tokenizer: Tokenizer
             },
         )
     else:
-        encode = Tokenize, {**common, "field": recipe.text_field}
+        encode = Tokenize, {**common, "field": text_field}
     return (
-        (DecodeText, {"field": recipe.text_field, "encoding": encoding}) if encoding else None,
-        (TextTemplate, {"template": template, "into": recipe.text_field}) if template else None,
+        (DecodeText, {"field": text_field, "encoding": encoding}) if encoding else None,
+        (TextTemplate, {"template": template, "into": text_field}) if template else None,
         (Filter, {"condition": condition}) if condition else None,
         encode,
     )

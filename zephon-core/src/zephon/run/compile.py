@@ -203,7 +203,12 @@ def compile_pipeline(
     findings = _tried(whole, names, samples, operators, options)
     if tokenizer is not None:
         tokenizer.selfcheck(sample_texts(whole, samples))
-    ratios = measure_ratios(source, inputs, whole, tokens_per_row or {})
+    contents = {
+        name: Content(dataset.catalog, need.size_column, _details(need, chain, encoder, special))
+        for name, dataset, need, chain, encoder in zip(names, datasets, needs, inputs.chains, encoders, strict=True)
+    }
+    details = [(special, contents[name].details) for name in names]
+    ratios = measure_ratios(source, inputs, whole, tokens_per_row or {}, details, options.cache.index_dir)
     # Also of the runs before; while they are not known, no lane can be asked for, and any ratios will do.
     ratios_before = [run.tokens_per_row for run in earlier] or [ratios] * source.generations
     curriculum = source.curriculum(
@@ -239,17 +244,16 @@ def compile_pipeline(
         lookahead_bytes=options.prefetch_buffer_size
         or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
-        barren_limit=10_000 + 2 * sum(int(dataset.catalog.rows) for dataset in datasets),
+        # A stateful transform may leave out all but the first of a window, and gives rows again in the next one.
+        barren_limit=10_000
+        + 2 * sum(int(dataset.catalog.rows) for dataset in datasets)
+        + (2 * source.chunk_size * options.flush_every_k_chunks if stateful else 0),
         mixture=operators.mixture,
         tokens_per_row=tuple(max(1, round(ratios[name] * 65536)) for name in names),
         kinds=kinds,
         faults=options.faults,
         stateful=None if stateful is None else StatefulStage(stateful, worker(before), names, types),
     )
-    contents = {
-        name: Content(dataset.catalog, need.size_column, _details(need, chain, encoder, special))
-        for name, dataset, need, chain, encoder in zip(names, datasets, needs, inputs.chains, encoders, strict=True)
-    }
     return Compiled(
         source=source,
         operators=operators,

@@ -218,21 +218,13 @@ def check_fingerprint(
     counted: bool = False,
     explain: Callable[[str, Any], str] = lambda name, before: "",
 ) -> list[Change]:
-    """Refuse two fingerprints that differ in anything not allowed.
+    """The changes that are allowed by name; refuses fingerprints that differ otherwise, or in what cannot be accepted.
 
     Args:
-        allow: names of changes to accept.
-        where: how the message begins.
-        remedy: the option that accepts changes, for the message; "" where nothing does.
-        cost: what accepting them costs, as a sentence, unless the data stay the same.
+        where, remedy, cost: for the message: its beginning, the option that accepts changes ("" where nothing does),
+            and what accepting costs where the data do not stay the same.
         counted: whether places are counted in records, from the start of the run.
         explain: words for a changed field, given its name and its value before; "" where the values say enough.
-
-    Returns:
-        The changes that are allowed.
-
-    Raises:
-        CheckpointError: the data would differ; `changes` has the differences that are not allowed, or cannot be.
     """
     changes = []
     for change in _changes(before, now):

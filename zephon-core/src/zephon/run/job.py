@@ -1,7 +1,7 @@
 """What the ranks of a training job agree on: errors, data, tokenizer and metrics.
 
 The ranks are those of PyTorch's default process group; without one there is a single rank. Except `check_tokenizer` and
-`one_pass`, these functions are collective: every rank must call them.
+`evaluation_recipe`, these functions are collective: every rank must call them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 _T = TypeVar("_T")
 
 
-def one_pass(recipe: DataRecipe, **settings: Any) -> DataRecipe:
-    """The recipe of an evaluation: every document is used once, even if the recipe repeats.
+def evaluation_recipe(recipe: DataRecipe, *, repeat: bool) -> DataRecipe:
+    """The recipe of an evaluation, whatever it says about repetition and lanes.
+
+    All lanes take their records from one feed, so records do not depend on the batch, and every group reads all data.
 
     Args:
-        settings: further keys to set for all sources.
+        repeat: pass after pass, for an evaluation of a given number of records; else every document is used once.
     """
-    settings |= {"repeat": False, "exhausted_policy": None, "stop_after_passes": None, "max_repeats": None}
+    settings: dict[str, Any] = {"exhausted_policy": None, "stop_after_passes": None, "max_repeats": None}
+    settings |= {"repeat": repeat, "feeds": 1, "canonical_replicas": "auto"}
     sources = [
         {key: None if key in settings else value for key, value in source.items()}
         for source in recipe.to_dict()["sources"]

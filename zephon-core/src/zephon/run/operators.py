@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any
 
 from zephon.errors import PipelineError
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
+from zephon.ops.encode import EncodeOptions
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat
 from zephon.ops.pretokenized import Pretokenized
@@ -26,6 +29,25 @@ _PLACES: tuple[tuple[type, ...], ...] = (
     (Shuffle,),
     (Batch,),
 )
+
+
+def operators_for(operators: Sequence[Any], names: Sequence[str]) -> tuple[Any, ...]:
+    """The operators as a pipeline over these datasets alone would name and order them."""
+
+    def of(operator: Any) -> Sequence[str]:
+        return getattr(operator, "datasets", None) or names
+
+    kept, ordered = list[Any](), list[Any]()
+    for operator in operators:
+        here = tuple(name for name in names if name in of(operator))
+        kept += [copy(operator)] if here else []  # with what is known of its code
+        if here and of(operator) is not names:
+            object.__setattr__(kept[-1], "datasets", here if len(here) < len(names) else None)
+    for _, kind in groupby(kept, lambda each: isinstance(each, EncodeOptions) or type(each)):
+        group = list(kind)
+        apart = len({name for each in group for name in of(each)}) == sum(len(of(each)) for each in group)
+        ordered += sorted(group, key=lambda each: names.index(of(each)[0])) if apart else group
+    return tuple(ordered)
 
 
 @dataclass(frozen=True, slots=True)

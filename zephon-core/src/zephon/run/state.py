@@ -144,11 +144,6 @@ class RunState:
 
     def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
         """The starts of the feeds of a group, and how many of its records have been used."""
-        if (self.lanes_total, self.feeds) != (topology.lanes, topology.feeds):
-            raise CheckpointError(
-                f"the state is of a run with {self.lanes_total} lanes (canonical_replicas) and {self.feeds} feeds, "
-                f"this pipeline has {topology.lanes} and {topology.feeds}; both are fixed for the life of a run."
-            )
         missing = [lane for lane in topology.owned if lane not in self.lanes]
         if missing:
             raise CheckpointError(
