@@ -372,10 +372,9 @@ def _size_and_mtime(path: str | os.DirEntry[str]) -> tuple[int, int]:
 
 
 def _walk(root: str, pattern: str) -> dict[str, tuple[int, int]]:
-    """(bytes, mtime_ns) by name relative to `root` of the files below it that match; pipes and sockets are no data.
+    """(bytes, mtime_ns) by name below `root` of the files that match; pipes and sockets are no data.
 
-    Links to folders are followed after all real folders, in name order: which of two paths to one folder gives its
-    files their names must not depend on the order in which the system lists them.
+    Links to folders follow after all real folders, by name: the names of files must not depend on the system's order.
     """
     wanted = Pattern(pattern)
     found: dict[str, tuple[int, int]] = {}

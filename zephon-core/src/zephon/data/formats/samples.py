@@ -166,11 +166,7 @@ def _packed_checksum(file: StoredFile, codec: str, begin: int, end: int) -> int:
 
 
 def read_index(index: StoredFile, what: str, parse: Callable[[Any], Any]) -> Any:
-    """What `parse` makes of the JSON of an index.
-
-    Raises:
-        DataError: it is damaged, or no such index.
-    """
+    """What `parse` makes of the JSON of an index; `DataError` where it is damaged, or no such index."""
     try:
         with index.open() as handle:
             return parse(json.loads(read_exactly(handle, 0, index.size, index.size)))
