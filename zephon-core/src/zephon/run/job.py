@@ -91,7 +91,7 @@ def is_distributed() -> bool:
 
 
 def gather(value: _T) -> list[_T]:
-    """The values of all ranks, by rank. They are pickled: ranks of one job trust each other."""
+    """The values of all ranks, by rank; pickled, since ranks of one job trust each other."""
     import torch.distributed as dist
 
     if not is_distributed():
