@@ -28,7 +28,7 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         A description of the resume; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
     """
     consumed = args.consumed_train_samples
-    args.zephon_data_start = 0
+    args.zephon_data_start, args.zephon_tokens = 0, {}
     if not consumed:
         _record(args, pipeline, [], by_state=False)
         return ""
@@ -43,7 +43,7 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     if virtual or args.zephon_seek:
         args.zephon_data_start = history[-1].start if history else 0
     else:
-        states, args.zephon_data_start = on_first_rank(lambda: _find(args, pipeline))
+        states, args.zephon_data_start, args.zephon_tokens = on_first_rank(lambda: _find(args, pipeline))
     history = [entry for entry in history if entry.start == args.zephon_data_start]
     place = consumed - args.zephon_data_start
     saved = states[0].rounds * states[0].lanes_total if states else None
@@ -88,7 +88,7 @@ def _iteration(args: Namespace) -> int:
     return int(args.iteration if loaded is None else loaded)
 
 
-def _find(args: Namespace, pipeline: Pipeline | None) -> tuple[list[RunState], int]:
+def _find(args: Namespace, pipeline: Pipeline | None) -> tuple[list[RunState], int, dict[str, int]]:
     assert pipeline is not None  # global rank 0 trains
     return find_state(
         _folders(args),
