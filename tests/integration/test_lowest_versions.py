@@ -14,7 +14,7 @@ TESTS = [
     *("unit/data/test_index.py", "unit/cli/test_stream.py", "unit/cli/test_verify.py", "unit/run/test_ledger.py"),
 ]
 # Those that need what other libraries write, matplotlib, or writers of views that old versions of Arrow lack.
-NOT = "saved or splits or litdata or mds or webdataset or megatron or tar_ or dp_degree or string_view or barcode or speed"
+NOT = "saved or split or litdata or mds or webdataset or megatron or tar_ or dp_degree or _view or barcode or speed"
 
 
 @pytest.mark.deep
