@@ -506,7 +506,7 @@ class TestStates:
 
     def find(self, recipe, tokenizer, *folders, iteration=2, consumed=16):
         fingerprint = pipeline_of(recipe, tokenizer).checkpoint()["fingerprint"]
-        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)
+        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)[0]
 
     def lanes(self, states):
         return sorted(lane for state in states for lane in state.lanes)
