@@ -122,7 +122,10 @@ class TokenizeChat(EncodeOptions):
         return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
 
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
-        """The same with the columns found among those of a dataset, of which other operators read some."""
+        """The same with the columns found among those of a dataset, of which other operators read some.
+
+        PipelineError where one that is named is missing, or one that belongs to conversations is not used.
+        """
         found = self._found(present, dataset)
         parts = _PARTS | (_PARTS_OF_PROMPTS if found.extra_columns else {})
         used = {found.field, *found.extra_columns, *found.optional_columns, *found.ignored, *read}
