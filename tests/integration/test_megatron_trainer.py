@@ -180,6 +180,25 @@ def saved_state(megatron, name: str, iteration: int, rank: int = 0):
     return torch.load(file, weights_only=True)["dataloader_state_dict"]
 
 
+def test_a_run_with_other_data_is_moved_over_with_its_iteration_and_optimizer(megatron, uninterrupted):
+    states = megatron.copy_checkpoint("base", "moved", SAVED)
+    for path in (*states.iterdir(), states.parents[1] / "zephon-data.json"):
+        path.unlink()
+    run = megatron.run("moved", 2, "--zephon-start-afresh", save=4, steps=4)
+    assert run.ok, run.log
+    assert "the data begin at record 0" in run.log and sorted(run.losses) == [3, 4]
+    saved = saved_state(megatron, "moved", 4)
+    assert (saved["consumed_train_samples"], saved["cursor"], saved["data_start"]) == (32, 16, 16)
+    run = megatron.run("moved", 1, "--zephon-start-afresh", save=None)  # the option may stay
+    assert run.ok, run.log
+    assert "the data go on from their saved state, at record 16" in run.log and sorted(run.losses) == [5, 6]
+    expected = megatron.digests("base")
+    assert megatron.digests("moved") == {step: expected[step] for step in range(4)}
+    counted = megatron.run("moved", 1, "--zephon-seek", save=None)
+    assert counted.ok and "by the number of consumed samples, 16" in counted.log
+    assert megatron.digests("moved") == {step: expected[step] for step in range(4)}
+
+
 class TestStates:
     @pytest.mark.deep
     def test_of_former_ranks_and_damaged_ones_beside_a_whole_one_are_passed_over(self, megatron, uninterrupted):

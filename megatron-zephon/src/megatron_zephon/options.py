@@ -71,6 +71,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
         "action": "store_true",
         "help": "Resume the data by the number of consumed samples, without a saved state.",
     },
+    "--zephon-start-afresh": {
+        "action": "store_true",
+        "help": "Begin the data at record 0 if the checkpoint has no state of Zephon, and keep its iteration and "
+        "optimizer: to move a run over. A restarted job may keep the option.",
+    },
     "--zephon-prune-state": {
         "action": "store_true",
         "help": "At each save, delete the saved states of iterations whose model in --save is gone (the default with "

@@ -33,6 +33,7 @@ from zephon.loader import (
     any_rank,
     check_same_data,
     check_writable,
+    compact_index,
     evaluation_recipe,
     on_all_ranks,
     on_first_rank,
@@ -87,6 +88,7 @@ def zephon_train_valid_test_datasets_provider(
     train = on_all_ranks(lambda: _train_pipeline(args, recipe, topology) if rank.trains else None)
     check_same_data([] if train is None else [train.fingerprint()])
     if not args.skip_train:
+        on_first_rank(lambda: None if train is None else compact_index(args.zephon_flush_index, train.compiled))
         place = go_to_place(args, train)
         if place and not vp_stage:
             print_rank_0(f"zephon: {place}")

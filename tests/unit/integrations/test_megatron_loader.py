@@ -230,18 +230,16 @@ class TestOptions:
         assert read_recipe(recipe, args_of("--zephon-seed=11")).seed == 11
         with pytest.raises(RecipeError, match="--zephon-seed is 'x'"):
             read_recipe(recipe, args_of("--zephon-seed=x"))
+        with pytest.raises(RecipeError, match=r"--zephon-data-config: .*none\.toml"):
+            read_recipe("none.toml", args_of())
 
     def test_of_a_takeover_are_refused_with_virtual_stages_which_save_no_state(self, recipe):
         later = recipe.with_name("later.toml")
         later.write_text(f'continue_from = "{recipe}"\n{recipe.read_text()}')
         assert read_recipe(later, args_of()).continue_from
         for stages in ({"virtual_pipeline_model_parallel_size": 2}, {"num_layers_per_virtual_pipeline_stage": 1}):
-            with pytest.raises(
-                RecipeError, match=r"continue_from needs .* Leave out --num-layers-per-virtual-pipeline"
-            ):
+            with pytest.raises(RecipeError, match=r"continue_from needs .* Leave out --num-layers-per-virtual-"):
                 read_recipe(later, args_of(**stages))
-        with pytest.raises(RecipeError, match=r"--zephon-data-config: .*none\.toml"):
-            read_recipe("none.toml", args_of())
 
 
 class TestLanes:
@@ -517,7 +515,7 @@ class TestStates:
 
     def find(self, recipe, tokenizer, *folders, iteration=2, consumed=16):
         fingerprint = pipeline_of(recipe, tokenizer).checkpoint()["fingerprint"]
-        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)
+        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)[0]
 
     def lanes(self, states):
         return sorted(lane for state in states for lane in state.lanes)

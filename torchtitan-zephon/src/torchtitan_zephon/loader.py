@@ -28,9 +28,11 @@ from zephon.loader import (
     check_same_data,
     check_tokenizer,
     check_writable,
+    compact_index,
     evaluation_recipe,
     is_distributed,
     on_all_ranks,
+    on_first_rank,
 )
 
 _log = logging.getLogger("zephon")
@@ -130,6 +132,7 @@ class ZephonDataLoader(BaseDataLoader):
         if getattr(validator, "enable", False) and isinstance(validation, ZephonConfig):
             pipelines.append(self._evaluation(validation, dp_world_size, dp_rank, folder)[1])
         check_same_data([pipeline.fingerprint() for pipeline in pipelines])
+        on_first_rank(lambda: compact_index(config.flush_index, self._pipeline.compiled))
         global _training
         _training = weakref.ref(self)
 

@@ -3,25 +3,8 @@
 An integration imports `zephon` and `zephon.loader` only. It takes sequence length, tokenizer, batch sizes and ranks
 from its framework, gets batches from `Pipeline.from_recipe`, and stores the state in the framework's own checkpoints.
 
-The keys of a recipe
-    `keys_of` a `DataRecipe` or a `SourceRecipe`: name, type, default and documentation, as `Key`.
-Lanes and ranks
-    `resolve_lanes`, `Topology`.
-The tokenizer of the framework
-    `check_tokenizer`, `Tokenizer`.
-States
-    `RunState` (a validated state), `LaneStart` (the state of one lane), `merge_checkpoints`.
-Comparing the data with those of an earlier run or of other ranks
-    `Pipeline.fingerprint`, `check_fingerprint`, `check_allowed`, `check_same_data`; `Change` in
-    `CheckpointError.changes`.
-Collective calls
-    `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
-Folders
-    `check_writable`.
-Evaluation
-    `evaluation_recipe`.
-Metrics
-    `Progress`, `Mixture`, `job_metrics`.
+Here are keys of a recipe, lanes and ranks, the tokenizer, states, comparisons with data of an earlier run or of other
+ranks, collective calls, evaluation and metrics.
 """
 
 from __future__ import annotations
@@ -32,6 +15,7 @@ from zephon.config.recipe import SourceRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import Change
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.index import compact_index
 from zephon.run.job import (
     Progress,
     any_rank,
@@ -66,6 +50,7 @@ __all__ = [
     "check_same_data",
     "check_tokenizer",
     "check_writable",
+    "compact_index",
     "evaluation_recipe",
     "gather",
     "is_distributed",

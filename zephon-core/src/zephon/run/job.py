@@ -91,7 +91,7 @@ def is_distributed() -> bool:
 
 
 def gather(value: _T) -> list[_T]:
-    """The values of all ranks, by rank. They are pickled: ranks of one job trust each other."""
+    """The values of all ranks, by rank; pickled, since ranks of one job trust each other."""
     import torch.distributed as dist
 
     if not is_distributed():
@@ -211,10 +211,7 @@ def job_metrics(
     batches_per_step: float = 1.0,
     device: Any = "cpu",
 ) -> dict[str, float]:
-    """Metrics of the whole job since `since`, by two small reductions.
-
-    The wait is a mean per step or microbatch, of the rank that waited longest; other counts are those since the process
-    started, of rows with those read ahead.
+    """Metrics of the whole job since `since`, by two small reductions; docs of the integrations list them.
 
     Args:
         now, cursor, mixture: of this rank's loader; `now` is None on a rank without one, which adds nothing.
