@@ -12,7 +12,16 @@ import pyarrow.parquet as pq
 import pytest
 
 from support import train_tiny_tokenizer
-from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
+from zephon import (
+    CheckpointError,
+    DataError,
+    DataRecipe,
+    PipelineError,
+    RecipeError,
+    TokenizerError,
+    TopologyError,
+    ZephonError,
+)
 from zephon.loader import keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
 
@@ -352,8 +361,9 @@ class TestChecks:
             Trainer(config(recipe, **{name: str(tmp_path / "file" / "x")}), tokenizer)
 
     def test_a_validation_that_cannot_work_is_refused_before_training(self, recipe, tokenizer):
-        validator = SimpleNamespace(enable=True, dataloader=config(recipe, canonical_replicas=3))
-        with pytest.raises(TopologyError, match=r"3 lanes .* do not divide among 2"):
+        validator = SimpleNamespace(enable=True, dataloader=config(recipe))
+        validator.dataloader.sources[0].path = "nowhere"
+        with pytest.raises(DataError, match="nowhere"):
             Trainer(config(recipe), tokenizer, ranks=2, validator=validator)
 
     def test_tokens_per_step_are_counted_in_records(self):
@@ -573,6 +583,18 @@ class TestValidation:
                 return list(build(self.dl_config, tokenizer, **sizes))
 
         assert Validator(config(recipe)).validate()  # and it ends
+
+    @pytest.mark.parametrize("steps", [3, 40])  # 40: more than a pass
+    def test_of_some_steps_has_the_same_records_every_time_and_all_places_filled(self, recipe, tokenizer, steps):
+        def rows(ranks):
+            sizes = {"tokenizer": tokenizer, "seq_len": SEQ, "local_batch_size": 4 // ranks}
+            bounded = replace(config(recipe), infinite=True)
+            loaders = [bounded.build(dp_world_size=ranks, dp_rank=rank, **sizes) for rank in range(ranks)]
+            taken = [take(loader, steps)[0] for loader in loaders]
+            assert all(labels.ne(IGNORE_INDEX).any(dim=1).all() for batches in taken for _, labels in batches)
+            return [row for step in zip(*taken, strict=True) for inputs, _ in step for row in inputs["input"].tolist()]
+
+        assert rows(1) == rows(1) == rows(2)
 
     def test_leaves_no_threads_behind_when_it_stops_early(self, recipe, tokenizer):
         before = set(threading.enumerate())

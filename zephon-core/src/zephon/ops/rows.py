@@ -150,7 +150,8 @@ class RowOperator:
 
     def identity(self) -> str:
         """Its kind and all settings that decide data, as text that is the same in every process; for fingerprints."""
-        shown = (self.code if callable(value) else value for value in settings_of(self).values() if value != ())
+        values = (value for value in settings_of(self).values() if value != ())
+        shown = (self.code if callable(value) or hasattr(value, "push") else value for value in values)
         return " ".join(map(str, (self.kind, *shown)))
 
     def is_for(self, dataset: str) -> bool:
