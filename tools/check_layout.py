@@ -16,9 +16,9 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "zephon-core" / "src" / "zephon"
 INTEGRATIONS = ("torchtitan-zephon", "megatron-zephon")
 
-MAX_CORE_LINES = 24_500
+MAX_CORE_LINES = 24_560
 """Lines of zephon-core today, rounded up. The goal is 17,000: lower this as rooms shrink. Only a new capability may
-raise it, in the commit that brings it: decoded data on disk 120."""
+raise it, in the commit that brings it: decoded data on disk 120, kept token ratios 50."""
 MAX_FILE_LINES = 500
 MAX_ROOMS = 12
 

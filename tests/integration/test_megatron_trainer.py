@@ -31,7 +31,7 @@ def uninterrupted(megatron):
 
 
 def evaluation(megatron) -> list[str]:
-    # 20 documents make about four evaluation batches: passes end inside an evaluation.
+    # 20 documents make about four evaluation batches.
     return [f"--zephon-valid-data-config={megatron.validation[0]}", "--eval-iters=2", "--eval-interval=3"]
 
 
@@ -179,6 +179,25 @@ def saved_state(megatron, name: str, iteration: int, rank: int = 0):
     return torch.load(file, weights_only=True)["dataloader_state_dict"]
 
 
+def test_a_run_with_other_data_is_moved_over_with_its_iteration_and_optimizer(megatron, uninterrupted):
+    states = megatron.copy_checkpoint("base", "moved", SAVED)
+    for path in (*states.iterdir(), states.parents[1] / "zephon-data.json"):
+        path.unlink()
+    run = megatron.run("moved", 2, "--zephon-start-afresh", save=4, steps=4)
+    assert run.ok, run.log
+    assert "the data begin at record 0" in run.log and sorted(run.losses) == [3, 4]
+    saved = saved_state(megatron, "moved", 4)
+    assert (saved["consumed_train_samples"], saved["cursor"], saved["data_start"]) == (32, 16, 16)
+    run = megatron.run("moved", 1, "--zephon-start-afresh", save=None)  # the option may stay
+    assert run.ok, run.log
+    assert "the data go on from their saved state, at record 16" in run.log and sorted(run.losses) == [5, 6]
+    expected = megatron.digests("base")
+    assert megatron.digests("moved") == {step: expected[step] for step in range(4)}
+    counted = megatron.run("moved", 1, "--zephon-seek", save=None)
+    assert counted.ok and "by the number of consumed samples, 16" in counted.log
+    assert megatron.digests("moved") == {step: expected[step] for step in range(4)}
+
+
 class TestStates:
     @pytest.mark.deep
     def test_of_former_ranks_and_damaged_ones_beside_a_whole_one_are_passed_over(self, megatron, uninterrupted):
@@ -242,7 +261,11 @@ class TestStates:
 
 @pytest.mark.deep
 class TestEvaluation:
-    def test_goes_on_where_the_last_one_stopped_and_includes_the_test_set(self, megatron):
+    def test_takes_the_same_records_every_time_and_includes_the_test_set(self, megatron):
+        # Six evaluation batches: more than a pass.
+        frozen = ("--lr=1e-12", f"--zephon-valid-data-config={megatron.validation[0]}", "--eval-iters=6")
+        losses = megatron.run("frozen", 1, *frozen, "--eval-interval=1", save=None).validation
+        assert len(losses) == STEPS and max(losses.values()) == pytest.approx(min(losses.values()), rel=1e-6)
         more = (
             f"--zephon-valid-data-config={megatron.validation[0]}",
             f"--zephon-test-data-config={megatron.validation[1]}",

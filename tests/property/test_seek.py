@@ -10,6 +10,7 @@ from support.runs import build_all
 from zephon import CheckpointError, DataError, PipelineError
 from zephon.config.topology import divisors
 from zephon.io import Dataset
+from zephon.loader import compact_index
 from zephon.run.ledger import compare, read_ledger
 from zephon.work import StaticMixtureWorkSource
 
@@ -53,6 +54,18 @@ def test_an_index_saves_reading_what_lies_before(tmp_path, tiny_tokenizer):
     assert rows_read(build(tiny_tokenizer, flush_index=tmp_path).seek(step=50)) < 0.4 * rows_read(
         build(tiny_tokenizer).seek(step=50)
     )
+
+
+def test_the_files_of_an_index_become_one_that_says_the_same(tmp_path, tiny_tokenizer):
+    for steps in (10, 60, 60):
+        whole = step_digests([build(tiny_tokenizer, flush_index=tmp_path)], steps, BATCH)
+    step_digests([build(tiny_tokenizer, seed=1, flush_index=tmp_path)], 10, BATCH)
+    sizes = [file.stat().st_size for file in tmp_path.glob("*.flush")]
+    compact_index(tmp_path, build(tiny_tokenizer).compiled)
+    files = list(tmp_path.glob("*.flush"))
+    assert len(files) == 2 and sum(file.stat().st_size for file in files) < sum(sizes) / 2 + 512
+    sought = build(tiny_tokenizer, flush_index=tmp_path).seek(step=50)
+    assert step_digests([sought], 3, BATCH) == whole[50:53]
 
 
 def test_a_damaged_index_entry_is_passed_over_and_a_foreign_index_refused(tmp_path, tiny_tokenizer):

@@ -283,16 +283,15 @@ def _batch_sizes(args: Namespace, dp_size: int) -> tuple[list[int], list[int]]:
     return [size], [size // at_once * at_once if args.decrease_batch_size_if_needed else size]
 
 
-def eval_topology(recipe: DataRecipe, args: Namespace, *, dp_size: int, dp_rank: int) -> Topology:
-    """The lanes of a validation or test set and of this rank.
+def eval_topology(args: Namespace, *, dp_size: int, dp_rank: int) -> Topology:
+    """The lanes of a validation or test set and of this rank: one for each record of the batch.
 
     Raises:
-        TopologyError: lanes, ranks and batch do not divide.
+        TopologyError: ranks and batch do not divide.
     """
     batch = args.eval_global_batch_size
-    lanes = resolve_lanes(recipe.canonical_replicas, global_batch=batch, dp_degree=dp_size)
     try:
-        return Topology(lanes, dp_size, dp_rank, batch)
+        return Topology(batch, dp_size, dp_rank, batch)
     except TopologyError as error:
         raise TopologyError(f"evaluation (--eval-global-batch-size {batch}): {error}") from None
 

@@ -28,11 +28,13 @@ class Entry(msgspec.Struct, frozen=True):
         consumed: records used before.
         fingerprint: of the data.
         by_state: whether the run continued from a saved state there; otherwise records were counted.
+        start: Megatron's consumed samples where the data began: above 0 if a run with other data was moved over.
     """
 
     consumed: Annotated[int, msgspec.Meta(ge=0)]
     fingerprint: dict[str, Any]
     by_state: bool
+    start: int = 0
 
 
 def read_history(folders: Sequence[Path]) -> list[Entry]:

@@ -62,66 +62,50 @@ class TrainLoader:
 
 
 class EvalLoader:
-    """Batches of a validation or test set: every document once per pass, pass after pass.
+    """Batches of a validation or test set, the same ones in every evaluation.
 
-    Megatron calls `next` without end, or, for a full validation, `len` once and `iter` for each pass. All data-parallel
-    ranks must do the same.
+    Megatron calls `next` for every microbatch of an evaluation, or, for a full validation, `len` once and `iter` for
+    each evaluation.
 
     Args:
-        pipeline: finite; its passes end at the same step on all ranks.
+        pipeline: without end, or, for a full validation, of one pass; all ranks see its end at the same step.
         form: the form of batches.
         calls_per_step: microbatches of this rank per evaluation iteration.
-        steps_before: evaluation iterations of earlier processes.
+        steps: evaluation iterations of an evaluation; not needed for a full validation.
     """
 
-    def __init__(self, pipeline: Pipeline, form: BatchForm, *, calls_per_step: int, steps_before: int = 0) -> None:
+    def __init__(self, pipeline: Pipeline, form: BatchForm, *, calls_per_step: int, steps: int | None = None) -> None:
         self.pipeline = pipeline
         self._form = form
-        self._calls = calls_per_step
-        self._before = steps_before * calls_per_step
+        self._calls_per_step = calls_per_step
+        self._calls = calls_per_step * (steps or 0)
+        self._given = 0
         self._batches: Iterator[SampleBatch] | None = None
         self._per_pass: int | None = None
 
     def __next__(self) -> dict[str, Any]:
         if self._batches is None:
-            self._batches = self._from(self._before)
-        batch = next(self._batches, None)
-        if batch is None:
-            self._batches = self._new_pass()
-            batch = next(self._batches, None)
-            if batch is None:
-                raise self._empty()
-        return self._form.shape(batch)
+            self._batches, self._given = self._from_start(), 0
+        fields = self._form.shape(next(self._batches))
+        self._given += 1
+        if self._given == self._calls:
+            self._batches = None
+            self.pipeline.close()
+        return fields
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """One pass."""
-        for batch in self._new_pass():
+        for batch in self._from_start():
             yield self._form.shape(batch)
 
     def __len__(self) -> int:
         """Evaluation iterations of a pass; the first call reads a pass to count them."""
         if self._per_pass is None:
-            self._per_pass = sum(1 for _ in self._new_pass())
+            self._per_pass = sum(1 for _ in self._from_start())
             if not self._per_pass:
-                raise self._empty()
-        return self._per_pass // self._calls
+                raise DataError("the validation data have no tokens, so no record can be packed. Name other data.")
+        return self._per_pass // self._calls_per_step
 
-    def _new_pass(self) -> Iterator[SampleBatch]:
+    def _from_start(self) -> Iterator[SampleBatch]:
         self.pipeline.seek(sequence_number=0)
         return iter(self.pipeline)
-
-    def _from(self, place: int) -> Iterator[SampleBatch]:
-        """The batches from batch `place` on, counted over all passes; the first pass may be read for its length."""
-        batches, passed = self._new_pass(), 0
-        while passed < place:
-            if next(batches, None) is not None:
-                passed += 1
-            elif passed:
-                place %= passed
-                batches, passed = self._new_pass(), 0
-            else:
-                raise self._empty()
-        return batches
-
-    def _empty(self) -> DataError:
-        return DataError("the validation or test data have no tokens, so no record can be packed. Name other data.")

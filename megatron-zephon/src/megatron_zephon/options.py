@@ -33,7 +33,7 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--zephon-valid-data-config": {
         "metavar": "RECIPE",
         "nargs": "+",
-        "help": "Data recipe of the validation data, each document once per pass; several with "
+        "help": "Data recipe of the validation data, of which every evaluation takes the same records; several with "
         "--multiple-validation-sets.",
     },
     "--zephon-test-data-config": {"metavar": "RECIPE", "help": "Data recipe of the test data."},
@@ -70,6 +70,11 @@ _OPTIONS: dict[str, dict[str, Any]] = {
     "--zephon-seek": {
         "action": "store_true",
         "help": "Resume the data by the number of consumed samples, without a saved state.",
+    },
+    "--zephon-start-afresh": {
+        "action": "store_true",
+        "help": "Begin the data at record 0 if the checkpoint has no state of Zephon, and keep its iteration and "
+        "optimizer: to move a run over. A restarted job may keep the option.",
     },
     "--zephon-prune-state": {
         "action": "store_true",

@@ -33,9 +33,10 @@ from zephon.loader import (
     any_rank,
     check_same_data,
     check_writable,
+    compact_index,
+    evaluation_recipe,
     on_all_ranks,
     on_first_rank,
-    one_pass,
 )
 
 
@@ -87,6 +88,7 @@ def zephon_train_valid_test_datasets_provider(
     train = on_all_ranks(lambda: _train_pipeline(args, recipe, topology) if rank.trains else None)
     check_same_data([] if train is None else [train.fingerprint()])
     if not args.skip_train:
+        on_first_rank(lambda: None if train is None else compact_index(args.zephon_flush_index, train.compiled))
         place = go_to_place(args, train)
         if place and not vp_stage:
             print_rank_0(f"zephon: {place}")
@@ -125,7 +127,8 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
     topology = train_topology(recipe, args, dp_size=rank.dp_size, dp_rank=rank.dp_rank, saved=saved)
     for path in (*(args.zephon_valid_data_config or ()), args.zephon_test_data_config):
         if path:
-            eval_topology(_eval_recipe(path, args), args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
+            _eval_recipe(path, args)
+            eval_topology(args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
     tokenizer = check_special_tokens(args, get_tokenizer())
     for option in ("dataloader_save", "zephon_ledger", "zephon_flush_index"):
         if folder := getattr(args, option):
@@ -150,7 +153,6 @@ def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatc
         dp_group_id=topology.dp_group_id,
         global_batch=topology.global_batch,
         canonical_replicas=topology.lanes,
-        combine_flag=_any_data_parallel_rank(args),
         **options,
     )
     pipeline.fingerprint()  # opens the data, so that errors show now
@@ -159,7 +161,8 @@ def _pipeline(args: Namespace, recipe: DataRecipe, topology: Topology, microbatc
 
 def _train_pipeline(args: Namespace, recipe: DataRecipe, topology: Topology) -> Pipeline:
     folders = {"ledger": args.zephon_ledger, "flush_index": args.zephon_flush_index}
-    return _pipeline(args, recipe, topology, args.micro_batch_size, **folders)
+    agreed = _any_data_parallel_rank(args)
+    return _pipeline(args, recipe, topology, args.micro_batch_size, combine_flag=agreed, **folders)
 
 
 def _any_data_parallel_rank(args: Namespace) -> Callable[[bool], bool]:
@@ -173,26 +176,24 @@ def _any_data_parallel_rank(args: Namespace) -> Callable[[bool], bool]:
 
 
 def _eval_recipe(path: str, args: Namespace) -> DataRecipe:
-    """The recipe, unshuffled and with every document once per pass."""
     recipe = read_recipe(path, args, option="--zephon-valid-data-config or --zephon-test-data-config")
-    return one_pass(recipe, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
+    return evaluation_recipe(recipe, repeat=not args.full_validation)
 
 
 def _eval_loaders(args: Namespace, rank: _Rank, form: BatchForm) -> tuple[list[EvalLoader | None], EvalLoader | None]:
     """The loaders of the validation sets, and that of the test set."""
 
-    def loader(path: str, consumed: int) -> EvalLoader | None:
+    def loader(path: str) -> EvalLoader | None:
         if not rank.evaluates:
             return None
         recipe = _eval_recipe(path, args)
-        topology = eval_topology(recipe, args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
+        topology = eval_topology(args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
         return EvalLoader(
             _pipeline(args, recipe, topology, args.eval_micro_batch_size, drop_last=False),
             form,
             calls_per_step=args.eval_global_batch_size // (args.eval_micro_batch_size * rank.dp_size),
-            steps_before=consumed // args.eval_global_batch_size,
+            steps=None if args.full_validation else args.eval_iters,
         )
 
-    consumed = 0 if args.skip_train or args.full_validation else args.consumed_valid_samples
-    valid = [loader(path, consumed) for path in args.zephon_valid_data_config or []]
-    return valid, loader(args.zephon_test_data_config, 0) if args.zephon_test_data_config else None
+    valid = [loader(path) for path in args.zephon_valid_data_config or []]
+    return valid, loader(args.zephon_test_data_config) if args.zephon_test_data_config else None

@@ -28,22 +28,33 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         A description of the resume; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
     """
     consumed = args.consumed_train_samples
+    args.zephon_data_start = 0
     if not consumed:
         _record(args, pipeline, [], by_state=False)
         return ""
-    virtual = args.virtual_pipeline_model_parallel_size is not None
-    states = [] if virtual or args.zephon_seek else on_first_rank(lambda: _find(args, pipeline))
     history = on_first_rank(lambda: read_history(_folders(args)))
     history = [entry for entry in history if entry.consumed <= consumed]
+    if args.zephon_start_afresh and on_first_rank(lambda: _is_without_data(args, history)):
+        args.zephon_data_start = consumed
+        _record(args, pipeline, [], by_state=False)
+        return f"the data begin at record 0, as --zephon-start-afresh says; the model has consumed {consumed} samples."
+    virtual = args.virtual_pipeline_model_parallel_size is not None
+    states = list[RunState]()
+    if virtual or args.zephon_seek:
+        args.zephon_data_start = history[-1].start if history else 0
+    else:
+        states, args.zephon_data_start = on_first_rank(lambda: _find(args, pipeline))
+    history = [entry for entry in history if entry.start == args.zephon_data_start]
+    place = consumed - args.zephon_data_start
     saved = states[0].rounds * states[0].lanes_total if states else None
-    by_state = bool(states) and saved == consumed and not states[0].extra
+    by_state = bool(states) and saved == place and not states[0].extra
     if pipeline is None:
         on_all_ranks(lambda: None)
     else:
         on_all_ranks(lambda: _move(args, pipeline, states, history, by_state=by_state))
     _record(args, pipeline, history, by_state=by_state)
     if by_state:
-        return f"the data go on from their saved state, at record {consumed}."
+        return f"the data go on from their saved state, at record {place}."
     why = (
         "virtual pipeline stages save no state of the data"
         if virtual
@@ -51,7 +62,14 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         if saved is None
         else f"the saved state is at record {saved}, the model is not (as with a checkpoint to rerun an iteration)"
     )
-    return f"{why}; the data go on by the number of consumed samples, {consumed}."
+    return f"{why}; the data go on by the number of consumed samples, {place}."
+
+
+def _is_without_data(args: Namespace, history: list[Entry]) -> bool:
+    """Whether no data of Zephon belong to the model that was loaded: no state, and no record used since they began."""
+    if first_state(_folders(args), iteration=_iteration(args)) is not None:
+        return False
+    return not history or history[-1].start == args.consumed_train_samples
 
 
 def saved_lanes(args: Namespace) -> int | None:
@@ -70,7 +88,7 @@ def _iteration(args: Namespace) -> int:
     return int(args.iteration if loaded is None else loaded)
 
 
-def _find(args: Namespace, pipeline: Pipeline | None) -> list[RunState]:
+def _find(args: Namespace, pipeline: Pipeline | None) -> tuple[list[RunState], int]:
     assert pipeline is not None  # global rank 0 trains
     return find_state(
         _folders(args),
@@ -99,7 +117,7 @@ def _move(args: Namespace, pipeline: Pipeline, states: list[RunState], history: 
     if not by_state:
         for change in check_count(history, now, allowed):
             _log.warning("the data differ from those read so far, accepted by --zephon-allow-changes: %s", change)
-        pipeline.seek(sequence_number=args.consumed_train_samples)
+        pipeline.seek(sequence_number=args.consumed_train_samples - args.zephon_data_start)
 
 
 def _record(args: Namespace, pipeline: Pipeline | None, history: list[Entry], *, by_state: bool) -> None:
@@ -107,7 +125,7 @@ def _record(args: Namespace, pipeline: Pipeline | None, history: list[Entry], *,
 
     def write() -> None:
         if args.zephon_data_folder and pipeline is not None:
-            entry = Entry(args.consumed_train_samples, pipeline.fingerprint(), by_state)
+            entry = Entry(args.consumed_train_samples, pipeline.fingerprint(), by_state, args.zephon_data_start)
             write_history(args.zephon_data_folder, with_entry(history, entry))
 
     on_first_rank(write)
@@ -127,6 +145,7 @@ def describe(args: Namespace, dp_size: int, dp_rank: int) -> dict[str, Any]:
         "megatron_zephon": FORMAT,
         "iteration": int(machine.current_iteration) - again,
         "consumed_train_samples": int(args.consumed_train_samples),
+        "data_start": int(args.zephon_data_start),
         "dp_size": dp_size,
         "dp_rank": dp_rank,
         "time": time.time_ns(),

@@ -44,6 +44,7 @@ class _Saved:
     Attributes:
         iteration, consumed: Megatron's iteration and consumed samples when it was saved.
         dp_size: data-parallel ranks of the run that saved it.
+        data_start: Megatron's consumed samples where the data began.
         time: time of the save in nanoseconds, to choose the latest of several states.
         run: the lanes.
     """
@@ -52,12 +53,20 @@ class _Saved:
     consumed: int
     dp_size: int
     time: int
+    data_start: int
     run: RunState
 
     @property
     def moment(self) -> tuple[Any, ...]:
         """A key that is equal for the states of one save of one run."""
-        return (self.iteration, self.consumed, self.run.rounds, self.run.extra, repr(self.run.fingerprint))
+        return (
+            self.iteration,
+            self.consumed,
+            self.data_start,
+            self.run.rounds,
+            self.run.extra,
+            repr(self.run.fingerprint),
+        )
 
 
 def _read(path: Path) -> _Saved:
@@ -82,13 +91,16 @@ def _read(path: Path) -> _Saved:
     except (KeyError, CheckpointError) as error:
         raise CheckpointError(f"{path} is damaged: {error}") from None
     numbers = {name: saved.get(key) for name, key in _NUMBERS.items()}
+    numbers["data_start"] = saved.get("data_start", 0)
     if not all(isinstance(number, int) for number in numbers.values()):
         raise CheckpointError(f"{path} is damaged: its numbers are {numbers}")
     return _Saved(**numbers, run=run)
 
 
-def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprint: Mapping[str, Any]) -> list[RunState]:
-    """The states of an iteration that hold all lanes of one run, from any number of files.
+def find_state(
+    folders: list[Path], *, iteration: int, consumed: int, fingerprint: Mapping[str, Any]
+) -> tuple[list[RunState], int]:
+    """The states of an iteration that hold all lanes of one run, from any number of files, and where its data began.
 
     If a folder has complete states of several saves or runs, those of the present data are preferred, then those at
     `consumed`, then the latest.
@@ -108,7 +120,8 @@ def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprin
         raise CheckpointError(
             f"the saved state of the data for iteration {iteration}, which the model was loaded from, is missing "
             f"(searched {searched}). Name the folder with --dataloader-load, resume by the number of consumed samples "
-            "with --zephon-seek, or begin a new run with --finetune."
+            "with --zephon-seek, begin the data at record 0 with --zephon-start-afresh, which keeps iteration and "
+            "optimizer, or begin a new run with --finetune."
         )
     reasons, moments = [], dict[tuple[Any, ...], list[_Saved]]()
     for path in _files(iteration_folder(folder, iteration)):
@@ -129,7 +142,7 @@ def find_state(folders: list[Path], *, iteration: int, consumed: int, fingerprin
                 max(saved.time for saved in group),
             ),
         )
-        return [saved.run for saved in best]
+        return [saved.run for saved in best], best[0].data_start
     for group in moments.values():
         ranks = " and ".join(map(str, sorted({saved.dp_size for saved in group})))
         reasons.append(

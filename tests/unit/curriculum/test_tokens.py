@@ -1,5 +1,7 @@
 """Tokens per row: measured on a sample of each dataset with the pipeline's own operators, or taken as bytes of text."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -55,3 +57,33 @@ def test_tokens_per_row_are_those_after_the_operators_or_bytes_of_text(tiny_toke
     tokens = np.mean([len(tokenizer.encode(text * 3, add_special_tokens=False).ids) + 2 for text in TEXTS])
     expected = tokens if estimation else np.mean([len(text) for text in TEXTS])
     assert pipeline.checkpoint()["tokens_per_row"]["web"] == pytest.approx(expected)
+
+
+def test_ratios_are_kept_in_the_index_and_measured_anew_where_anything_is_other(tiny_tokenizer, tmp_path, monkeypatch):
+    def ratios(texts=TEXTS, seed=1, transform=None, **tokenize):
+        for name in ("web", "news"):
+            (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+        data = [Dataset.from_path(name, tmp_path / f"{name}.jsonl") for name in ("web", "news")]
+        source = StaticMixtureWorkSource(data, {"web": 1, "news": 1}, seed=seed)
+        pipeline = Pipeline(source).options(canonical_replicas=1, io_options={"cache": {"dir": str(tmp_path / "c")}})
+        if transform:
+            pipeline = pipeline.map_transform(transform)
+        pipeline = pipeline.tokenize(tiny_tokenizer, **tokenize).pack_flat(31).batch(1)
+        return pipeline.checkpoint()["tokens_per_row"]
+
+    measured = []
+    original = TokenEstimation.tokens_per_row
+    monkeypatch.setattr(
+        TokenEstimation, "tokens_per_row", lambda *args, **more: measured.append(1) or original(*args, **more)
+    )
+    first = ratios()
+    assert ratios() == first and len(measured) == 2
+    for number, other in enumerate(({"texts": TEXTS[:-1]}, {"seed": 2}, {"special_tokens": "none"}, {"max_length": 9})):
+        ratios(**other)
+        assert len(measured) == 4 + 2 * number
+    for _ in range(2):  # functions are not described by their source alone
+        ratios(transform=lambda row: {"text": row["text"] * 2})
+    assert len(measured) == 14
+    for kept in (tmp_path / "c/index").glob("*.figure"):
+        kept.write_bytes(kept.read_bytes()[:-1])
+    assert ratios() == first and len(measured) == 16

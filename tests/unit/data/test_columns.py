@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from support.io_data import open_path, opened
+from support.io_data import open_path, opened, rows_of
 from support.io_data import texts_of as column
 from zephon.data.formats import base, jsonl
 from zephon.errors import DataError, RecipeError
@@ -49,6 +49,15 @@ def test_a_path_reads_text_inside_of_structs(tmp_path, suffix):
 def test_a_column_whose_name_has_a_dot_comes_before_a_path(tmp_path, suffix):
     write(tmp_path / f"a{suffix}", pa.table({"meta.text": ["flat"], "meta": [{"text": "deep"}]}))
     assert column(opened(tmp_path, ["meta.text"]), "meta.text") == ["flat"]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_fields_of_structs_may_have_dots_in_their_names(tmp_path, suffix):
+    write(tmp_path / f"a{suffix}", pa.Table.from_pylist([{"m": {"a.b": "x", "c": {"d.e": "y"}, "a": {"b": "z"}}}]))
+    assert rows_of(tmp_path, "m.a.b") == ["x"]  # the longest name comes first
+    assert rows_of(tmp_path, "m.c.d.e") == ["y"]
+    with pytest.raises(DataError, match=r"no column 'm.c.d'"):
+        rows_of(tmp_path, "m.c.d")
 
 
 def test_parquet_reads_the_wanted_leaf_of_a_struct_alone(tmp_path):

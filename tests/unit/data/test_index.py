@@ -119,3 +119,11 @@ def test_the_command_finds_unusual_documents_or_says_what_there_is(tmp_path):
     assert result.exit_code == 2
     assert "has the columns" in result.output and "body; expected one of text," in result.output
     assert " body " in run(tmp_path / "b.jsonl", "--text-field", "body")
+
+
+def test_the_command_needs_a_folder_that_it_can_write_to(tmp_path):
+    write_shard(tmp_path / "data/a.jsonl", ["a"])
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, ["index", str(tmp_path / "data"), "--cache-dir", str(tmp_path / "file/cache")])
+    assert result.exit_code != 0 and "rows" not in result.output
+    assert "the index cannot be written to" in f"{result.output}{result.exception}"

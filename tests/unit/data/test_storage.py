@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from support.io_data import open_path, texts_of, write_shard
 from zephon.data import storage
 from zephon.data.storage import list_files
 from zephon.errors import DataError
@@ -171,3 +172,11 @@ def test_a_file_name_that_is_no_text_is_refused(tmp_path):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff.jsonl")).write_text("{}")
     with pytest.raises(DataError, match="not valid UTF-8; rename it"):
         list_files(str(tmp_path))
+
+
+def test_a_folder_with_brackets_in_its_name_is_a_folder_also_in_a_pattern(tmp_path):
+    write_shard(tmp_path / "v[1]/x/a.jsonl", ["a"])
+    write_shard(tmp_path / "v1/x/a.jsonl", ["b"])
+    for path in ("v[1]", "v[1]/x/a.jsonl", "v[1]/x/*.jsonl", "v[1]/*/*.jsonl", "v[1]/**/*.jsonl"):
+        assert texts_of(open_path(tmp_path / path)) == ["a"]
+    assert texts_of(open_path(tmp_path / "v[12]/x/*.jsonl")) == ["b"]

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 import fsspec
 import numpy as np
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.registry import known_implementations
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +18,7 @@ from support.io_data import write_shard
 from support.servers import web
 from support.servers.hub import Hub, Repository
 from support.servers.web import Response, Server, ranged
-from zephon.data.clients import FsspecStore, ObjectStore
+from zephon.data.clients import FsspecStore, ObjectStore, store_of
 from zephon.data.index import job_of
 from zephon.data.patterns import select_names, split_pattern
 from zephon.data.storage import list_files
@@ -200,6 +202,32 @@ def test_s3_that_refuses_the_listing_is_an_error_at_once(s3):
         s3.server.fault = web.answered(status, code)
         with pytest.raises(DataError, match=said):
             list_files("s3://corpus/refused")
+
+
+class Hosted(MemoryFileSystem):
+    """A filesystem of several hosts, such as HDFS; without a library for one of them."""
+
+    protocol = "hosted"
+
+    def __init__(self, host, **options):
+        super().__init__(**options)
+        self.host = host
+        if host == "broken":
+            raise OSError("Unable to load libjvm\ndlopen(/a.so) failed\ndlopen(/b.so) failed")
+
+    @staticmethod
+    def _get_kwargs_from_urls(path):
+        return {"host": path.partition("://")[2].partition("/")[0]}
+
+
+def test_the_host_in_a_path_is_asked_and_a_client_that_cannot_be_made_is_one_sentence(monkeypatch):
+    monkeypatch.setitem(known_implementations, "hosted", {})
+    fsspec.register_implementation("hosted", Hosted, clobber=True)
+    assert store_of("hosted://one/data")[0]._client().host == "one"
+    assert store_of("hosted://two/data")[0]._client().host == "two"
+    with pytest.raises(DataError, match=r"hosted:// here \(OSError: Unable to load libjvm\); set up") as error:
+        list_files("hosted://broken/data")
+    assert "dlopen" not in str(error.value)
 
 
 # The Hub

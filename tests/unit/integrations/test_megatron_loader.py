@@ -23,7 +23,7 @@ from zephon import (
     ZephonError,
 )
 from zephon.io import Dataset
-from zephon.loader import one_pass
+from zephon.loader import evaluation_recipe
 from zephon.tokenizer.tokenizer import load_tokenizer
 from zephon.work import StaticMixtureWorkSource
 
@@ -56,10 +56,10 @@ pytestmark = pytest.mark.frameworks
 SEQ, BATCH = 32, 8
 
 
-def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=5, finite=False):
+def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=5, finite=False, evaluated=False):
     recipe = DataRecipe.from_toml(recipe).replace(seed=seed)
-    if finite:
-        recipe = one_pass(recipe, shuffle_shards=False, shuffle_within_shard=False, shuffle_after_pack=False)
+    if finite or evaluated:
+        recipe = evaluation_recipe(recipe, repeat=not finite)
     return Pipeline.from_recipe(
         recipe,
         tokenizer=tokenizer,
@@ -277,7 +277,7 @@ class TestLanes:
     def test_of_evaluations_are_checked_too(self, recipe):
         recipe = DataRecipe.from_toml(recipe).replace(canonical_replicas=3)
         with pytest.raises(TopologyError, match=r"evaluation \(--eval-global-batch-size 8\)"):
-            eval_topology(recipe, args_of("--global-batch-size=8"), dp_size=1, dp_rank=0)
+            eval_topology(args_of("--global-batch-size=8"), dp_size=3, dp_rank=0)
 
 
 class TestTokenizer:
@@ -441,12 +441,13 @@ class TestEvalLoader:
     def rows(self, batches):
         return [batch["tokens"].tolist() for batch in batches]
 
-    def loader(self, recipe, tokenizer, **more):
+    def loader(self, recipe, tokenizer, *, steps=None, **more):
+        pipeline = pipeline_of(recipe, tokenizer, finite=steps is None, evaluated=True, **more)
         return EvalLoader(
-            pipeline_of(recipe, tokenizer, finite=True), BatchForm(SEQ, 1, 1), calls_per_step=BATCH // 2, **more
+            pipeline, BatchForm(SEQ, 1, 1), calls_per_step=BATCH // 2 // more.get("ranks", 1), steps=steps
         )
 
-    def test_makes_pass_after_pass_of_all_documents(self, recipe, tiny_tokenizer):
+    def test_makes_full_passes_of_all_documents(self, recipe, tiny_tokenizer):
         loader = self.loader(recipe, tiny_tokenizer)
         one = list(loader)
         assert len(loader) * (BATCH // 2) == len(one)
@@ -456,14 +457,28 @@ class TestEvalLoader:
         firsts = sum(int((batch["tokens"][:, 0] == eos).sum()) for batch in one)
         assert ends <= 90 <= ends + firsts
         assert self.rows(loader) == self.rows(one)
-        assert self.rows(next(loader) for _ in range(2 * len(one))) == 2 * self.rows(one)
+        # No more steps than the records fill: all but the last are full.
+        assert all((batch["loss_mask"] == 1).all() for batch in one[: -BATCH // 2])
 
-    @pytest.mark.parametrize("steps", [1, 7, 100, 101])
-    def test_goes_on_where_former_processes_stopped(self, recipe, tiny_tokenizer, steps):
-        whole = self.rows(self.loader(recipe, tiny_tokenizer))
-        place = steps * (BATCH // 2) % len(whole)
-        loader = self.loader(recipe, tiny_tokenizer, steps_before=steps)
-        assert self.rows(next(loader) for _ in range(3)) == (whole + whole)[place : place + 3]
+    @pytest.mark.parametrize("steps", [1, 8, 40])  # 40: more than a pass
+    def test_every_evaluation_has_the_same_records_and_all_places_filled(self, recipe, tiny_tokenizer, steps):
+        loader = self.loader(recipe, tiny_tokenizer, steps=steps)
+        evaluations = [[next(loader) for _ in range(steps * BATCH // 2)] for _ in range(3)]
+        assert self.rows(evaluations[0]) == self.rows(evaluations[1]) == self.rows(evaluations[2])
+        assert all((batch["loss_mask"] == 1).all() for batch in evaluations[0])
+        ranks = [self.loader(recipe, tiny_tokenizer, steps=steps, ranks=4, rank=rank) for rank in range(4)]
+        for step in range(steps):
+            alone = [
+                row for batch in evaluations[0][step * BATCH // 2 :][: BATCH // 2] for row in batch["tokens"].tolist()
+            ]
+            assert [row for rank in ranks for row in next(rank)["tokens"].tolist()] == alone
+
+    def test_data_are_shuffled_as_the_recipe_says(self, recipe, tiny_tokenizer):
+        first, other = (
+            next(EvalLoader(pipeline, BatchForm(SEQ, 1, 1), calls_per_step=4, steps=1))["tokens"].tolist()
+            for pipeline in (pipeline_of(recipe, tiny_tokenizer, evaluated=True, seed=seed) for seed in (1, 2))
+        )
+        assert first != other
 
 
 class TestStates:
@@ -491,7 +506,7 @@ class TestStates:
 
     def find(self, recipe, tokenizer, *folders, iteration=2, consumed=16):
         fingerprint = pipeline_of(recipe, tokenizer).checkpoint()["fingerprint"]
-        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)
+        return find_state(list(folders), iteration=iteration, consumed=consumed, fingerprint=fingerprint)[0]
 
     def lanes(self, states):
         return sorted(lane for state in states for lane in state.lanes)

@@ -4,14 +4,24 @@ import json
 import sys
 import threading
 from dataclasses import replace
+from importlib import import_module
 from itertools import pairwise
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 
 from support import train_tiny_tokenizer
-from zephon import CheckpointError, DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
+from zephon import (
+    CheckpointError,
+    DataError,
+    DataRecipe,
+    PipelineError,
+    RecipeError,
+    TokenizerError,
+    TopologyError,
+    ZephonError,
+)
 from zephon.loader import keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
 
@@ -20,9 +30,8 @@ import torch
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import IGNORE_INDEX
 
-from torchtitan_zephon import ZephonDataLoader
+from torchtitan_zephon import Source, ZephonDataLoader
 from torchtitan_zephon.checkpointing import from_keys, look_ahead, state_left_out
-from torchtitan_zephon.config import Source
 from torchtitan_zephon.metrics import loader_metrics
 from torchtitan_zephon.trainer_view import TrainerView
 
@@ -113,6 +122,34 @@ class TestConfig:
         shown = capsys.readouterr().out
         for name in {*keys_of(DataRecipe)} | {"ledger", "flush_index", "allow_changes", "skip_steps", "start_afresh"}:
             assert f"--dataloader.{name.replace('_', '-')}" in shown
+
+    def test_in_python_alone_makes_the_batches_of_the_same_recipe(self, recipe, tokenizer):
+        sources = [
+            Source(name=name, path=str(recipe.with_name(name)), weight=weight)
+            for name, weight in (("a", 2.0), ("b", 1.0))
+        ]
+        alone = ZephonDataLoader.Config(sources=sources, seed=5, chunk_size=40, shuffle_buffer_size=16)
+        (here, _), (there, _) = (take(build(each, tokenizer), 2) for each in (alone, config(recipe)))
+        assert all(torch.equal(a["input"], b["input"]) for (a, _), (b, _) in zip(here, there, strict=True))
+
+    def test_with_an_older_torchtitan_the_import_says_what_to_install(self, monkeypatch):
+        old = ModuleType("torchtitan.components.dataloader")
+        old.BaseDataLoader = object
+        monkeypatch.setitem(sys.modules, "torchtitan.components.dataloader", old)
+        monkeypatch.delitem(sys.modules, "torchtitan_zephon.forms")
+        with pytest.raises(ImportError, match=r"data loaders have no Config; expected 0\.3"):
+            import_module("torchtitan_zephon.forms")
+
+    def test_of_models_with_variable_length_attention_is_refused_on_the_cpu(self):
+        from torchtitan.models.gpt_oss.config_registry import _gpt_oss_debugmodel
+        from torchtitan.models.llama3.config_registry import llama3_debugmodel
+
+        from torchtitan_zephon import cpu_train
+
+        with pytest.raises(SystemExit, match="gpt_oss debugmodel has variable-length attention, which has no CPU"):
+            cpu_train._adapt(_gpt_oss_debugmodel())
+        assert cpu_train._adapt(llama3_debugmodel()).training.mixed_precision_param == "float32"
+        sys.modules.pop("torchtitan_zephon.cpu_train")
 
     def test_nothing_of_the_trainers_is_taken_from_a_recipe(self, recipe):
         recipe.write_text("seq_len = 512\n" + recipe.read_text())
@@ -324,8 +361,9 @@ class TestChecks:
             Trainer(config(recipe, **{name: str(tmp_path / "file" / "x")}), tokenizer)
 
     def test_a_validation_that_cannot_work_is_refused_before_training(self, recipe, tokenizer):
-        validator = SimpleNamespace(enable=True, dataloader=config(recipe, canonical_replicas=3))
-        with pytest.raises(TopologyError, match=r"3 lanes .* do not divide among 2"):
+        validator = SimpleNamespace(enable=True, dataloader=config(recipe))
+        validator.dataloader.sources[0].path = "nowhere"
+        with pytest.raises(DataError, match="nowhere"):
             Trainer(config(recipe), tokenizer, ranks=2, validator=validator)
 
     def test_tokens_per_step_are_counted_in_records(self):
@@ -545,6 +583,18 @@ class TestValidation:
                 return list(build(self.dl_config, tokenizer, **sizes))
 
         assert Validator(config(recipe)).validate()  # and it ends
+
+    @pytest.mark.parametrize("steps", [3, 40])  # 40: more than a pass
+    def test_of_some_steps_has_the_same_records_every_time_and_all_places_filled(self, recipe, tokenizer, steps):
+        def rows(ranks):
+            sizes = {"tokenizer": tokenizer, "seq_len": SEQ, "local_batch_size": 4 // ranks}
+            bounded = replace(config(recipe), infinite=True)
+            loaders = [bounded.build(dp_world_size=ranks, dp_rank=rank, **sizes) for rank in range(ranks)]
+            taken = [take(loader, steps)[0] for loader in loaders]
+            assert all(labels.ne(IGNORE_INDEX).any(dim=1).all() for batches in taken for _, labels in batches)
+            return [row for step in zip(*taken, strict=True) for inputs, _ in step for row in inputs["input"].tolist()]
+
+        assert rows(1) == rows(1) == rows(2)
 
     def test_leaves_no_threads_behind_when_it_stops_early(self, recipe, tokenizer):
         before = set(threading.enumerate())

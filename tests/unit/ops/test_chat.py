@@ -359,6 +359,8 @@ def test_a_column_of_system_messages_comes_first(columns):
         ("history", {}, "put it into the messages in a map, or leave"),
         ("functions", {}, 'name it (tools="functions")'),
         ("chat_template_kwargs", {}, "put it into"),
+        ("images", {}, "put it into"),
+        ("reasoning", TALK_AND_ANSWER[1], "put it into"),
         ("context", TALK_AND_ANSWER[1], 'name it (input="context")'),
     ],
 )

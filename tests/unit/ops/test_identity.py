@@ -210,3 +210,12 @@ def test_a_change_of_an_operator_is_a_difference_that_a_restore_names(tiny_token
     with pytest.raises(Exception, match="row_operators: was"):
         other.restore(state)
     finished(Pipeline(source_of()).filter("number > 3"), tiny_tokenizer).restore(state)
+
+
+def test_equal_objects_with_state_have_one_identity_in_every_process():
+    class Counting(Stateful):
+        def push(self, state, row):
+            return row
+
+    first, second = StatefulTransform(Counting()).identity(), StatefulTransform(Counting()).identity()
+    assert first == second and " at 0x" not in first

@@ -7,7 +7,16 @@ import pytest
 
 from zephon import CheckpointError, DataError, DataRecipe, Pipeline, PipelineError
 from zephon.io import Dataset
-from zephon.loader import Change, Mixture, Progress, check_writable, job_metrics, on_all_ranks, on_first_rank, one_pass
+from zephon.loader import (
+    Change,
+    Mixture,
+    Progress,
+    check_writable,
+    evaluation_recipe,
+    job_metrics,
+    on_all_ranks,
+    on_first_rank,
+)
 from zephon.work import StaticMixtureWorkSource
 
 
@@ -31,11 +40,14 @@ def test_metrics_of_a_rank_without_a_loader_are_zero():
     assert set(job_metrics(None, Progress(), mixture={}, names=["a"]).values()) == {0.0}
 
 
-def test_an_evaluation_makes_one_pass_whatever_recipe_and_sources_say():
-    source = {"name": "a", "path": "/a", "exhausted_policy": "repeat", "shuffle_shards": True}
-    recipe = one_pass(DataRecipe.from_dict({"sources": [source], "stop_after_passes": 3}), shuffle_shards=False)
-    assert (recipe.repeat, recipe.stop_after_passes, recipe.shuffle_shards) == (False, None, False)
-    assert (recipe.sources[0].exhausted_policy, recipe.sources[0].shuffle_shards) == (None, None)
+@pytest.mark.parametrize("repeat", [False, True])
+def test_an_evaluation_makes_one_pass_or_as_many_as_needed_whatever_recipe_and_sources_say(repeat):
+    source = {"name": "a", "path": "/a", "exhausted_policy": "repeat", "shuffle_shards": False}
+    given = {"sources": [source], "stop_after_passes": 3, "canonical_replicas": 64, "shuffle_within_shard": False}
+    recipe = evaluation_recipe(DataRecipe.from_dict(given), repeat=repeat)
+    assert (recipe.repeat, recipe.stop_after_passes, recipe.sources[0].exhausted_policy) == (repeat, None, None)
+    assert (recipe.feeds, recipe.canonical_replicas) == (1, "auto")
+    assert (recipe.shuffle_within_shard, recipe.sources[0].shuffle_shards) == (False, False)
 
 
 def test_errors_reach_other_ranks_with_their_fields():

@@ -12,7 +12,7 @@ from support.tokenizer_data import END, add_token, gpt2, llama2, save
 from zephon.errors import TokenizerError
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.tokenize import Tokenize
-from zephon.tokenizer.load import portable_tokenizer
+from zephon.tokenizer.load import _templates_on_hub, portable_tokenizer, read_chat_settings
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import load_tokenizer
 
@@ -105,6 +105,26 @@ def test_a_hub_model_in_the_local_cache_needs_no_network(hub: Path) -> None:
     hub_model(hub, "plain")
     ends = {name: (load_tokenizer(name).bos_id, load_tokenizer(name).eos_id) for name in ("org/name", "plain")}
     assert ends == {"org/name": (0, 0), "plain": (None, 0)}
+
+
+def test_additional_templates_of_a_hub_model_are_those_of_its_commit(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub_model(hub, "org/name", tokenizer_config={"chat_template": "{{ 'config' }}"})
+    folder = hub / "models--org--name" / "snapshots" / COMMIT / "additional_chat_templates"
+    assert read_chat_settings("org/name")[0] == {"default": "{{ 'config' }}"}
+    folder.mkdir()
+    for name in ("default", "tool_use"):
+        (folder / f"{name}.jinja").write_text(name)
+    assert read_chat_settings("org/name")[0] == {"default": "default", "tool_use": "tool_use"}
+
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    entries = [SimpleNamespace(path=f"{folder.name}/{name}") for name in ("tool_use.jinja", "notes.md")]
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_tree", lambda *_, revision: {COMMIT: entries}[revision])
+    assert _templates_on_hub("org/name", folder.parent) == [entry.path for entry in entries]
+    monkeypatch.setattr("huggingface_hub.HfApi.list_repo_tree", lambda *_, **__: 1 / 0)
+    with pytest.raises(TokenizerError, match="cannot list additional_chat_templates of hub model 'org/name'"):
+        _templates_on_hub("org/name", folder.parent)
 
 
 def test_a_hub_model_that_cannot_be_fetched_is_one_sentence(hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:

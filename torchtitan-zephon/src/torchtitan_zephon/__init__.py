@@ -19,14 +19,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torchtitan_zephon.config import Source
     from torchtitan_zephon.loader import ZephonDataLoader
     from torchtitan_zephon.metrics import ZephonMetricsProcessor
 
-__all__ = ["ZephonDataLoader", "ZephonMetricsProcessor", "__version__"]
+__all__ = ["Source", "ZephonDataLoader", "ZephonMetricsProcessor", "__version__"]
 
 __version__ = "0.1.0"
 
-_MODULES = {"ZephonDataLoader": "loader", "ZephonMetricsProcessor": "metrics"}
+_MODULES = {"Source": "config", "ZephonDataLoader": "loader", "ZephonMetricsProcessor": "metrics"}
 
 
 def __getattr__(name: str) -> Any:

@@ -10,13 +10,8 @@ from zephon import DataRecipe, TokenizerError, TopologyError
 from zephon.loader import Topology, resolve_lanes
 
 
-def check_topology(
-    recipe: DataRecipe, batch: GlobalBatch | None, *, dp_world_size: int, dp_rank: int, steps: bool = True
-) -> Topology:
+def check_topology(recipe: DataRecipe, batch: GlobalBatch | None, *, dp_world_size: int, dp_rank: int) -> Topology:
     """The lanes of the run and of this rank. "auto" lanes follow from a global batch that is fixed.
-
-    Args:
-        steps: whether a step of the loader is a global batch, as in training but not in validation.
 
     Raises:
         TopologyError: lanes, ranks and global batch do not divide, or "auto" lanes are undefined.
@@ -35,7 +30,7 @@ def check_topology(
         )
     records = None if batch is None else batch.records
     lanes = resolve_lanes(recipe.canonical_replicas, global_batch=records, dp_degree=dp_world_size)
-    return Topology(lanes, dp_world_size, dp_rank, records if steps else None)
+    return Topology(lanes, dp_world_size, dp_rank, records)
 
 
 def tokenizer_folder(tokenizer: Any) -> str:

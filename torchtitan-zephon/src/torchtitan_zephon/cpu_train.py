@@ -4,7 +4,8 @@
 
 It takes the arguments of `torchtitan.train` and runs it with the CPU as device. In this process only, it replaces what
 has no CPU version: FlexAttention (by scaled dot product attention, which lets tokens see earlier documents of their
-record), CUDA graphs, and FSDP's reduction by a premultiplied sum. For TorchTitan 0.3 and its main branch of August
+record), CUDA graphs, FSDP's reduction by a premultiplied sum, and parameters in bfloat16 (by float32). Models with
+variable-length attention are refused. For TorchTitan 0.3 and its main branch of August
 2026; no module of the package imports it.
 """
 
@@ -40,10 +41,16 @@ def _device_is_cpu() -> None:
 def _adapt(config: Any) -> Any:
     """Replace what has no CPU version in a config; command-line overrides come after."""
     from torch.distributed.fsdp import FSDPModule
-    from torchtitan.models.common.attention import FlexAttention
+    from torchtitan.models.common.attention import FlexAttention, VarlenAttention
 
     config.training.disable_cuda_graphs = True
+    config.training.mixed_precision_param = "float32"  # CPUs emulate bfloat16, at seven times the time
     spec, attention = config.model_spec, _attention(FlexAttention)
+    if any(True for _ in spec.model.traverse(VarlenAttention.Config)):
+        raise SystemExit(
+            f"error: {spec.name} {spec.flavor} has variable-length attention, which has no CPU version. Choose a model "
+            "with FlexAttention, such as llama3."
+        )
     for _, _, parent, name in list(spec.model.traverse(FlexAttention.Config)):
         if isinstance(parent, list):
             parent[name] = attention.Config()

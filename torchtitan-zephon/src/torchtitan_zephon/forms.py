@@ -22,6 +22,14 @@ try:
 except ImportError:
     from torchtitan.components.dataloader import BaseDataLoader
 
+if not hasattr(BaseDataLoader, "Config"):
+    import torchtitan
+
+    raise ImportError(
+        f"torchtitan is {getattr(torchtitan, '__version__', 'unknown')}, whose data loaders have no Config; expected "
+        "0.3 or its main branch since then. Install one: pip install 'torchtitan>=0.3'."
+    )
+
 __all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form"]
 
 

@@ -28,9 +28,11 @@ from zephon.loader import (
     check_same_data,
     check_tokenizer,
     check_writable,
+    compact_index,
+    evaluation_recipe,
     is_distributed,
     on_all_ranks,
-    one_pass,
+    on_first_rank,
 )
 
 _log = logging.getLogger("zephon")
@@ -92,12 +94,9 @@ class ZephonDataLoader(BaseDataLoader):
         batch = view.global_batch(dp_world_size)
         if global_batch_size is not None:
             batch = GlobalBatch(global_batch_size, True, "global_batch_size", global_batch_size)
-        topology = partial(check_topology, batch=batch, dp_world_size=dp_world_size, dp_rank=dp_rank)
         folder = tokenizer_folder(tokenizer)
         if self._validating:
-            recipe = one_pass(config.to_recipe())
-            self._topology = topology(recipe, steps=False)
-            self._pipeline = self._evaluation(recipe, self._topology, folder)
+            self._topology, self._pipeline = self._evaluation(config, dp_world_size, dp_rank, folder)
             check_same_data([self._pipeline.fingerprint()])
             return
         recipe = config.to_recipe()
@@ -108,7 +107,7 @@ class ZephonDataLoader(BaseDataLoader):
             )
         if recipe.canonical_replicas == "auto" and (lanes := saved_lanes(view)):
             recipe = recipe.replace(canonical_replicas=lanes)
-        self._topology = topology(recipe)
+        self._topology = check_topology(recipe, batch, dp_world_size=dp_world_size, dp_rank=dp_rank)
         check_tokenizer(
             folder,
             model_vocab_size=view.model_vocab_size,
@@ -122,17 +121,18 @@ class ZephonDataLoader(BaseDataLoader):
                 batch.key,
                 batch.records,
             )
-        self._pipeline = self._pipeline_of(
-            recipe, self._topology, folder, ledger=config.ledger, flush_index=config.flush_index
-        )
+        # Over all ranks: peers of a data-parallel rank call it equally often.
+        agreed = partial(any_rank, device=device_type) if is_distributed() else bool
+        folders = {"ledger": config.ledger, "flush_index": config.flush_index}
+        self._pipeline = self._pipeline_of(recipe, self._topology, folder, combine_flag=agreed, **folders)
         # Open training and validation data now, so that errors show before the first step.
         pipelines = [self._pipeline]
         validator = getattr(view.config, "validator", None)
         validation = getattr(validator, "dataloader", None)
         if getattr(validator, "enable", False) and isinstance(validation, ZephonConfig):
-            recipe = one_pass(validation.to_recipe())
-            pipelines.append(self._evaluation(recipe, topology(recipe, steps=False), folder))
+            pipelines.append(self._evaluation(validation, dp_world_size, dp_rank, folder)[1])
         check_same_data([pipeline.fingerprint() for pipeline in pipelines])
+        on_first_rank(lambda: compact_index(config.flush_index, self._pipeline.compiled))
         global _training
         _training = weakref.ref(self)
 
@@ -146,33 +146,30 @@ class ZephonDataLoader(BaseDataLoader):
             dp_group_id=topology.dp_group_id,
             global_batch=topology.global_batch,
             canonical_replicas=topology.lanes,
-            # Over all ranks: peers of a data-parallel rank call it equally often.
-            combine_flag=partial(any_rank, device=device_type) if is_distributed() else bool,
             **options,
         )
 
-    def _evaluation(self, recipe: DataRecipe, topology: Topology, tokenizer: str) -> Pipeline:
-        return self._pipeline_of(recipe, topology, tokenizer, drop_last=False)
+    def _evaluation(
+        self, config: ZephonConfig, dp_world_size: int, dp_rank: int, tokenizer: str
+    ) -> tuple[Topology, Pipeline]:
+        """The data of a validator, whose steps are the records that all ranks take at once."""
+        records = self._form.microbatch_size * self._view.pipeline_microbatches * dp_world_size
+        bounded = self._view.bounded_validation if config.infinite is None else config.infinite
+        recipe = evaluation_recipe(config.to_recipe(), repeat=bounded)
+        topology = Topology(records, dp_world_size, dp_rank, records)
+        return topology, self._pipeline_of(recipe, topology, tokenizer, drop_last=False)
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
         if not self._started:
             self._skip()
         self._started = True
-        batches, progress, last = iter(self._pipeline), self.progress, None
-        # TorchTitan drops an incomplete validation step, so it is filled with blank records.
-        per_step = self._view.pipeline_microbatches if self._validating else 1
+        batches, progress, began = iter(self._pipeline), self.progress, time.perf_counter()
         try:
-            while True:
-                began = time.perf_counter()
-                batch = next(batches, None)
-                if batch is None:
-                    if last is None or progress.batches % per_step == 0:
-                        return
-                    batch = last.blank()
-                last = batch
+            for batch in batches:
                 shaped = self._form.shape(batch)
                 progress.add(batch, time.perf_counter() - began)
                 yield shaped
+                began = time.perf_counter()
         finally:
             # A validator drops the iterator after its steps; this ends the threads of the pipeline.
             self._pipeline.close()

@@ -91,6 +91,11 @@ class TrainerView:
         return GlobalBatch(value // length, fixed, f"training.{key}", value)
 
     @property
+    def bounded_validation(self) -> bool:
+        """Whether the trainer validates a number of steps, not all data."""
+        return getattr(getattr(self.config, "validator", None), "steps", -1) != -1
+
+    @property
     def pipeline_microbatches(self) -> int:
         """Microbatches that a step of a validator takes: several with pipeline parallelism, else one."""
         if self._parallelism("pipeline_parallel_degree") <= 1:

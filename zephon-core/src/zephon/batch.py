@@ -86,12 +86,6 @@ class SampleBatch:
         lengths, n_datasets = self._block.span_lengths(), len(self._info.datasets)
         return np.bincount(self._block.span_dataset, weights=lengths, minlength=n_datasets).astype(np.int64)
 
-    def blank(self) -> SampleBatch:
-        """As many records without a real token, in the same places of the run."""
-        pad_token = self._info.eos_id or 0
-        count, length = self.tokens.shape
-        return SampleBatch(RecordBlock.filler(count, length, pad_token), self.sequence_numbers, self._info)
-
     def provenance(self) -> pa.Table:
         """Where every token came from: one line per document, or part of one, in order of record and place.
 

@@ -3,25 +3,8 @@
 An integration imports `zephon` and `zephon.loader` only. It takes sequence length, tokenizer, batch sizes and ranks
 from its framework, gets batches from `Pipeline.from_recipe`, and stores the state in the framework's own checkpoints.
 
-The keys of a recipe
-    `keys_of` a `DataRecipe` or a `SourceRecipe`: name, type, default and documentation, as `Key`.
-Lanes and ranks
-    `resolve_lanes`, `Topology`.
-The tokenizer of the framework
-    `check_tokenizer`, `Tokenizer`.
-States
-    `RunState` (a validated state), `LaneStart` (the state of one lane), `merge_checkpoints`.
-Comparing the data with those of an earlier run or of other ranks
-    `Pipeline.fingerprint`, `check_fingerprint`, `check_allowed`, `check_same_data`; `Change` in
-    `CheckpointError.changes`.
-Collective calls
-    `gather`, `on_all_ranks`, `on_first_rank`, `any_rank`, `is_distributed`.
-Folders
-    `check_writable`.
-Evaluation
-    `one_pass`.
-Metrics
-    `Progress`, `Mixture`, `job_metrics`.
+Here are keys of a recipe, lanes and ranks, the tokenizer, states, comparisons with data of an earlier run or of other
+ranks, collective calls, evaluation and metrics.
 """
 
 from __future__ import annotations
@@ -32,18 +15,19 @@ from zephon.config.recipe import SourceRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import Change
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
+from zephon.run.index import compact_index
 from zephon.run.job import (
     Progress,
     any_rank,
     check_same_data,
     check_tokenizer,
     check_writable,
+    evaluation_recipe,
     gather,
     is_distributed,
     job_metrics,
     on_all_ranks,
     on_first_rank,
-    one_pass,
 )
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
@@ -66,6 +50,8 @@ __all__ = [
     "check_same_data",
     "check_tokenizer",
     "check_writable",
+    "compact_index",
+    "evaluation_recipe",
     "gather",
     "is_distributed",
     "job_metrics",
@@ -73,6 +59,5 @@ __all__ = [
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",
-    "one_pass",
     "resolve_lanes",
 ]

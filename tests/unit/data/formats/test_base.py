@@ -120,7 +120,6 @@ VIEW = pa.string_view()
             pa.list_(pa.struct({"role": VIEW, "content": VIEW})),
             [{"role": "a", "content": "b"}],
         ),
-        (pa.list_view(pa.string()), ["a"]),
         (pa.run_end_encoded(pa.int32(), pa.string()), "a"),
     ],
     ids=str,

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from support.io_data import open_path, texts_of
+from support.io_data import open_path, rows_of, texts_of
+from zephon.columns.damage import Damaged
 from zephon.data.formats import jsonl
 from zephon.errors import DataError
 from zephon.io import Dataset
@@ -71,10 +72,16 @@ def test_a_bad_line_beyond_the_first_rows_is_reported_when_it_is_read(tmp_path, 
         dataset.take(np.array([0]))
 
 
-def test_nesting_that_is_too_deep_is_an_error_and_no_crash(tmp_path):
-    deep = b'{"text":"a","x":' + b"[" * 10**6 + b"]" * 10**6 + b"}\n"
-    with pytest.raises(DataError, match=r"row 0 \(line 1\) is not valid JSON"):
-        write_lines(tmp_path / "a.jsonl", deep)
+@pytest.mark.parametrize("depth", [500, 5000, 10**6])
+@pytest.mark.parametrize("before", [b"", b'{"text":"b"}\n' * 100, b'{"text":"b"}\n' * 100 + b"\n"])
+def test_values_nested_however_deep_are_the_same_on_any_line(tmp_path, before, depth):
+    nested = b"[" * depth + b'"]"' + b"]" * depth
+    deep = b'{"x":%s,"text":"a","y":{"z":[{}]}}\n' % nested
+    dataset = write_lines(tmp_path / "a.jsonl", before + deep)
+    assert texts_of(dataset)[-1] == "a"
+    if not before:
+        assert rows_of(tmp_path / "a.jsonl", "x", is_text=False) == [nested.decode()]
+        assert rows_of(tmp_path / "a.jsonl", "y", is_text=False) == ['{"z":[{}]}']
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz"])
@@ -104,8 +111,10 @@ def test_objects_across_lines_cannot_shift_rows(tmp_path):
     data = b'{"text":"a"}{"text":"b"}\n{"text":\n"c"}\n'
     with pytest.raises(DataError, match="row 0"):
         texts_of(write_lines(tmp_path / "a.jsonl", data))
-    with pytest.raises(DataError, match="row 0"):
-        texts_of(write_lines(tmp_path / "b.jsonl", json.dumps([{"text": "a"}], indent=1).encode()))
+    for value, indent in (([{"text": "a"}], 1), ([{"text": "a"}], None), ({"text": "a"}, 1)):
+        with pytest.raises(DataError, match=r"is one JSON value; expected a line per row.*jq -c") as error:
+            texts_of(write_lines(tmp_path / "b.json", json.dumps(value, indent=indent).encode()))
+        assert not isinstance(error.value, Damaged)
 
 
 @pytest.mark.parametrize("run_bytes", [16, 64, 1000])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from zephon.cli.output import LiveLine, count, print_table
+from zephon.columns.appending import new_file
 from zephon.columns.damage import LostShard
 from zephon.config.options import CacheOptions
 from zephon.config.recipe import DataRecipe
@@ -52,6 +54,8 @@ def index(
         datasets, skips = [Dataset.from_path(target, target, fmt, text_field)], False
     folder = CacheOptions(dir=str(cache_dir) if cache_dir else None).index_dir
     assert folder is not None
+    with new_file(folder, f"{os.getpid()}.probe", "the index") as probe:  # before a scan that may take hours
+        os.unlink(probe.name)
     rows = [_scan(dataset, folder, jobs, skips) for dataset in datasets]
     print_table(("dataset", "format", "files", "groups", "rows", "text", "column", "time"), rows, right="  rrrr r")
     print(f"index: {folder}")

@@ -75,7 +75,7 @@ class LostShard(NamedTuple):
 
 def is_damage(error: Exception) -> bool:
     """Whether a decoding error is due to the bytes, not to the machine, the program or what libraries can read."""
-    if isinstance(error, _NOT_DAMAGE) and not isinstance(error, pa.ArrowTypeError):
+    if isinstance(error, _NOT_DAMAGE):
         return False
     # Arrow also raises OSError for bytes that it cannot decode, but without an errno.
     return not isinstance(error, OSError) or error.errno in (None, errno.EINVAL)

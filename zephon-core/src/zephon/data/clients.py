@@ -52,6 +52,8 @@ def store_of(uri: str) -> tuple[Store, str]:
         path = f"{bucket}/{key}"
         if not bucket:
             raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
+    elif kind not in _SCHEMES:
+        bucket = path.partition("/")[0]  # of many the host
     with _lock:
         if (kind, bucket) not in _stores:
             _stores[kind, bucket] = _new_store(kind, bucket)
@@ -64,7 +66,7 @@ def _new_store(kind: str, bucket: str) -> Store:
         from zephon.data.hub import HubStore  # huggingface_hub takes its time to import
 
         return HubStore(kind)
-    return ObjectStore(kind, bucket) if kind in _CONNECT and find_spec("obstore") else FsspecStore(kind)
+    return ObjectStore(kind, bucket) if kind in _CONNECT and find_spec("obstore") else FsspecStore(kind, bucket)
 
 
 class ObjectStore(Store):
@@ -169,7 +171,15 @@ class FsspecStore(Store):
         import fsspec
 
         only_once = self.scheme == "memory"  # what is written elsewhere in this process must be seen
-        return self.ask(fsspec.filesystem, self.scheme, skip_instance_cache=not only_once, use_listings_cache=False)
+        system = self.ask(fsspec.get_filesystem_class, self.scheme)
+        options = system._get_kwargs_from_urls(f"{self.scheme}://{self.bucket}/")
+        try:
+            return self.ask(system, **options, skip_instance_cache=not only_once, use_listings_cache=False)
+        except StoreFault as fault:
+            if fault.kind == "unclear" and getattr(fault.__cause__, "errno", None) is None:
+                missing = f"fsspec has no client for {self.scheme}:// here ({fault.reason}); set up what it needs"
+                raise StoreFault("refused", f"{missing}, or copy or mount the dataset") from fault
+            raise
 
     def _uri(self, folder: str) -> str:
         return f"{self.scheme}://{folder}" if self.scheme == "memory" else f"{self.scheme}://{folder.strip('/')}"

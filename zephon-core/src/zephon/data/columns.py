@@ -242,17 +242,23 @@ def _readings(name: str) -> list[tuple[str, list[str]]]:
 
 def _find(schema: pa.Schema, name: str) -> tuple[str, list[str], pa.DataType] | None:
     """(top-level column, fields below it, type) of a column; the type is null where the path leads through nulls."""
-    top, fields = next((each for each in _readings(name) if schema.get_field_index(each[0]) >= 0), ("", []))
-    if not top:
-        return None
-    kind = schema.field(top).type
-    for field in fields:
-        if types.is_null(kind):
-            break
-        if not types.is_struct(kind) or kind.get_field_index(field) < 0:
-            return None
-        kind = kind.field(field).type
-    return top, fields, kind
+    for top, rest in _readings(name):
+        if schema.get_field_index(top) >= 0:
+            below = _below(schema.field(top).type, ".".join(rest)) if rest else ([], schema.field(top).type)
+            return None if below is None else (top, *below)
+    return None
+
+
+def _below(kind: pa.DataType, name: str) -> tuple[list[str], pa.DataType] | None:
+    """(fields, type) of a path in a struct, whose fields may have dots in their names as well."""
+    if types.is_null(kind):
+        return name.split("."), kind
+    for top, rest in _readings(name) if types.is_struct(kind) else ():
+        if kind.get_field_index(top) >= 0:
+            inside = kind.field(top).type
+            found = _below(inside, ".".join(rest)) if rest else ([], inside)
+            return None if found is None else ([top, *found[0]], found[1])
+    return None
 
 
 def _column(table: pa.Table, name: str, path: str, first_row: int) -> pa.ChunkedArray:

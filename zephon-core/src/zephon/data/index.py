@@ -12,7 +12,7 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -47,6 +47,7 @@ INDEX_SCHEMA = pa.schema(
 _LISTING = pa.schema(
     {"name": pa.string(), "size": pa.int64(), "mtime_ns": pa.int64(), "key": pa.string(), "version": pa.string()}
 )
+_FIGURE = pa.schema({"figure": pa.float64()})
 _JOB_KEYS = (
     "ZEPHON_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE",
     "SLURM_JOB_ID", "SLURM_STEP_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE",
@@ -125,18 +126,37 @@ def job_listing(uri: str, index_dir: Path | None) -> Iterator[Listing]:
         yield list_files(uri)
         return
     kept = index_dir / f"{_name([uri, job])}.listing"
-    lock = FileLock(kept.with_suffix(".lock"))
-    try:
-        index_dir.mkdir(parents=True, exist_ok=True)
-        lock.acquire(poll_interval=_POLL_SECONDS)
-    except OSError as error:
-        _log.warning("cannot lock '%s' (%s); every rank lists '%s' by itself", lock.lock_file, error, shown(uri))
-    try:
+    with _alone(kept, f"every rank lists '{shown(uri)}' by itself"):
         listing = _load_listing(kept, uri)
         if listing is None:
             listing = list_files(uri)
             _save_listing(kept, listing)
         yield listing
+
+
+def kept_figure(index_dir: Path | None, identity: list[object], measure: Callable[[], float]) -> float:
+    """What `measure` gives, which `identity` decides; one process of this node measures it, the others find it."""
+    if index_dir is None:
+        return measure()
+    kept = index_dir / f"{_name([_VERSION, *identity])}.figure"
+    with _alone(kept, "every rank measures the tokens per row by itself"):
+        if (table := load_table(kept, _FIGURE)) is None:
+            table = pa.table([pa.array([measure()], pa.float64())], _FIGURE)
+            save_table(kept, table)
+        return float(table["figure"][0].as_py())
+
+
+@contextmanager
+def _alone(kept: Path, otherwise: str) -> Iterator[None]:
+    """While inside, other processes that want the same file wait; where that cannot be had, `otherwise` says so."""
+    lock = FileLock(kept.with_suffix(".lock"))
+    try:
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(poll_interval=_POLL_SECONDS)
+    except OSError as error:
+        _log.warning("cannot lock '%s' (%s); %s", lock.lock_file, error, otherwise)
+    try:
+        yield
     finally:
         lock.release()
 

@@ -308,6 +308,8 @@ def list_files(path: str) -> Listing:
             root, found = os.path.dirname(local), {os.path.basename(local): _size_and_mtime(local)}
         elif MAGIC.search(local):
             folder, pattern = split_pattern(local)
+            while os.path.isdir(os.path.join(folder, (parts := pattern.partition("/"))[0])) and parts[2]:
+                folder, pattern = os.path.join(folder, parts[0]), parts[2]  # a folder with brackets in its name
             root = folder or ("/" if local.startswith("/") else "")
             found = _walk(root, pattern) if os.path.isdir(root or ".") else {}
         else:
@@ -370,10 +372,9 @@ def _size_and_mtime(path: str | os.DirEntry[str]) -> tuple[int, int]:
 
 
 def _walk(root: str, pattern: str) -> dict[str, tuple[int, int]]:
-    """(bytes, mtime_ns) by name relative to `root` of the files below it that match; pipes and sockets are no data.
+    """(bytes, mtime_ns) by name below `root` of the files that match; pipes and sockets are no data.
 
-    Links to folders are followed after all real folders, in name order: which of two paths to one folder gives its
-    files their names must not depend on the order in which the system lists them.
+    Links to folders follow after all real folders, by name: the names of files must not depend on the system's order.
     """
     wanted = Pattern(pattern)
     found: dict[str, tuple[int, int]] = {}

@@ -240,11 +240,12 @@ class LaneStream:
         without_tokens = counts.documents - counts.dropped == kept
         self._rows_without_tokens = self._rows_without_tokens + int(block.rows_read.sum()) if without_tokens else 0
         if self._rows_without_tokens > self._plan.barren_limit:
+            plan, count = self._plan, self._rows_without_tokens
             raise DataError(
-                f"no row of {', '.join(self._plan.dataset_names)} has tokens to pack: all "
-                f"{self._rows_without_tokens:,} rows were null, empty, only white space, or left out by the operators, "
-                f"or longer than a record of {self._plan.pack.record_length:,} tokens; {self._plan.remedy}. Where "
-                "documents are too long, use a longer sequence length, or split them before or in packing."
+                f"no row of {', '.join(plan.dataset_names)} has tokens to pack: all {count:,} rows were null, empty or "
+                "only white space, or left out by the operators, or longer than a record of "
+                f"{plan.pack.record_length:,} tokens; {plan.remedy}. Where documents are too long, use a longer "
+                "sequence length, or split them before or in packing."
             )
 
     def _start_jobs(self, jobs: list[Job]) -> None:

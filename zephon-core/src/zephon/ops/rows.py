@@ -150,10 +150,9 @@ class RowOperator:
 
     def identity(self) -> str:
         """Its kind and all settings that decide data, as text that is the same in every process; for fingerprints."""
-        # Code of the user is the first field.
-        own = None if self.function is None else next(iter(settings_of(self).values()))
-        shown = (self.code if own is not None and value is own else value for value in settings_of(self).values())
-        return " ".join(map(str, (self.kind, *(value for value in shown if value != ()))))
+        values = (value for value in settings_of(self).values() if value != ())
+        shown = (self.code if callable(value) or hasattr(value, "push") else value for value in values)
+        return " ".join(map(str, (self.kind, *shown)))
 
     def is_for(self, dataset: str) -> bool:
         """Whether rows of this dataset go through it."""

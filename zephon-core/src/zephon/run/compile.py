@@ -203,7 +203,12 @@ def compile_pipeline(
     findings = _tried(whole, names, samples, operators, options)
     if tokenizer is not None:
         tokenizer.selfcheck(sample_texts(whole, samples))
-    ratios = measure_ratios(source, inputs, whole, tokens_per_row or {})
+    contents = {
+        name: Content(dataset.catalog, need.size_column, _details(need, chain, encoder, special))
+        for name, dataset, need, chain, encoder in zip(names, datasets, needs, inputs.chains, encoders, strict=True)
+    }
+    details = [(special, contents[name].details) for name in names]
+    ratios = measure_ratios(source, inputs, whole, tokens_per_row or {}, details, options.cache.index_dir)
     # Also of the runs before; while they are not known, no lane can be asked for, and any ratios will do.
     ratios_before = [run.tokens_per_row for run in earlier] or [ratios] * source.generations
     curriculum = source.curriculum(
@@ -249,10 +254,6 @@ def compile_pipeline(
         faults=options.faults,
         stateful=None if stateful is None else StatefulStage(stateful, worker(before), names, types),
     )
-    contents = {
-        name: Content(dataset.catalog, need.size_column, _details(need, chain, encoder, special))
-        for name, dataset, need, chain, encoder in zip(names, datasets, needs, inputs.chains, encoders, strict=True)
-    }
     return Compiled(
         source=source,
         operators=operators,

@@ -22,6 +22,7 @@ import numpy as np
 from zephon.columns.appending import append_whole, new_file
 from zephon.columns.lane_start import LaneStart
 from zephon.errors import CheckpointError
+from zephon.run.compile import Compiled
 
 _log = logging.getLogger("zephon")
 
@@ -30,6 +31,24 @@ _HEADER_BYTES = 256
 
 def _seal(numbers: bytes, history: int) -> int:
     return zlib.crc32(numbers) | history << 32
+
+
+def _head(fingerprint: str) -> bytes:
+    head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
+    return head.ljust(_HEADER_BYTES - 1) + b"\n"
+
+
+def compact_index(folder: str | os.PathLike[str] | None, compiled: Compiled) -> None:
+    """Put the files of a run into one; for the start of a job, before any of its processes writes."""
+    head, size = _head(compiled.digest), 8 * (2 + len(compiled.plan.first_start.as_list()))
+    files = {file: file.read_bytes() for file in sorted(Path(folder).glob("*.flush"))} if folder else {}
+    bodies = {file: content[len(head) :] for file, content in files.items() if content.startswith(head)}
+    if folder and len(bodies) > 1:
+        entries = dict.fromkeys(body[at : at + size] for body in bodies.values() for at in range(0, len(body), size))
+        whole = b"".join(entry for entry in entries if len(entry) == size)
+        new_file(folder, f"{time.time_ns()}-{os.getpid()}.flush", "the flush index", head + whole).close()
+        for file in bodies:
+            file.unlink(missing_ok=True)
 
 
 class FlushIndexWriter:
@@ -42,9 +61,8 @@ class FlushIndexWriter:
     """
 
     def __init__(self, folder: str | os.PathLike[str], fingerprint: str, history: Mapping[int, int]) -> None:
-        head = json.dumps({"zephon_flush_index": 1, "fingerprint": fingerprint}).encode()
         name = f"{time.time_ns()}-{os.getpid()}.flush"
-        self._file = new_file(folder, name, "the flush index", head.ljust(_HEADER_BYTES - 1) + b"\n")
+        self._file = new_file(folder, name, "the flush index", _head(fingerprint))
         self._history, self._failed = history, False
 
     def write(self, lane: int, start: LaneStart) -> None:

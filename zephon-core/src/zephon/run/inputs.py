@@ -6,6 +6,8 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +16,7 @@ from zephon.config.options import FaultPolicy, Options, default_workers
 from zephon.curriculum.source import WorkSource
 from zephon.data.cache import DecodeCache
 from zephon.data.fetch import open_spans
+from zephon.data.index import kept_figure
 from zephon.data.reader import OpenDataset
 from zephon.engine.plan import Fetcher
 from zephon.errors import DataError, PipelineError
@@ -131,11 +134,20 @@ def sample_texts(worker: DocumentWorker, samples: Sequence[Sample]) -> list[str]
 
 
 def measure_ratios(
-    source: WorkSource, inputs: Inputs, worker: DocumentWorker, known: Mapping[str, float]
+    source: WorkSource,
+    inputs: Inputs,
+    worker: DocumentWorker,
+    known: Mapping[str, float],
+    details: Sequence[object],
+    index_dir: Path | None,
 ) -> dict[str, float]:
-    """Tokens per row by dataset name, measured where they are not known.
+    """Tokens per row by dataset name, measured where they are not known, and kept in `index_dir`.
 
-    With one dataset and no schedule nothing depends on it, so nothing is measured.
+    With one dataset and no schedule nothing depends on it, so nothing is measured. What depends on functions of the
+    user's is not kept, since their source does not tell all that they do.
+
+    Args:
+        details: for each dataset, what decides its documents, besides files, columns, operators and tokenizer.
     """
     datasets, estimation = inputs.datasets, source.estimation
     if not source.counts_tokens or estimation is None:
@@ -149,8 +161,18 @@ def measure_ratios(
 
         if (ratio := known.get(source.names[number])) is not None:
             return ratio
-        size_column = inputs.needs[number].size_column
-        return estimation.tokens_per_row(datasets[number], size_column, count, seed=source.seed, failures=failures)
+        need, chain, dataset = inputs.needs[number], inputs.chains[number], datasets[number]
+
+        def measure() -> float:
+            return estimation.tokens_per_row(dataset, need.size_column, count, seed=source.seed, failures=failures)
+
+        identity = [
+            *(version("zephon-core"), source.seed, estimation.sample_bytes, worker.skips),
+            *(dataset.name, dataset.catalog.fingerprint, need.columns, need.size_column, details[number]),
+            *((inputs.tokenizer and (inputs.tokenizer.content_hash, inputs.tokenizer.backend_version)) or ()),
+            *(operator.identity() for operator in (*chain, need.encode)),
+        ]
+        return kept_figure(None if any(op.function for op in chain) else index_dir, identity, measure)
 
     with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
         return dict(zip(source.names, pool.map(measured, range(len(datasets))), strict=True))

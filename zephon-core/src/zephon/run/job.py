@@ -1,7 +1,7 @@
 """What the ranks of a training job agree on: errors, data, tokenizer and metrics.
 
 The ranks are those of PyTorch's default process group; without one there is a single rank. Except `check_tokenizer` and
-`one_pass`, these functions are collective: every rank must call them.
+`evaluation_recipe`, these functions are collective: every rank must call them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,16 @@ from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 _T = TypeVar("_T")
 
 
-def one_pass(recipe: DataRecipe, **settings: Any) -> DataRecipe:
-    """The recipe of an evaluation: every document is used once, even if the recipe repeats.
+def evaluation_recipe(recipe: DataRecipe, *, repeat: bool) -> DataRecipe:
+    """The recipe of an evaluation, whatever it says about repetition and lanes.
+
+    All lanes take their records from one feed, so records do not depend on the batch, and every group reads all data.
 
     Args:
-        settings: further keys to set for all sources.
+        repeat: pass after pass, for an evaluation of a given number of records; else every document is used once.
     """
-    settings |= {"repeat": False, "exhausted_policy": None, "stop_after_passes": None, "max_repeats": None}
+    settings: dict[str, Any] = {"exhausted_policy": None, "stop_after_passes": None, "max_repeats": None}
+    settings |= {"repeat": repeat, "feeds": 1, "canonical_replicas": "auto"}
     sources = [
         {key: None if key in settings else value for key, value in source.items()}
         for source in recipe.to_dict()["sources"]
@@ -88,7 +91,7 @@ def is_distributed() -> bool:
 
 
 def gather(value: _T) -> list[_T]:
-    """The values of all ranks, by rank. They are pickled: ranks of one job trust each other."""
+    """The values of all ranks, by rank; pickled, since ranks of one job trust each other."""
     import torch.distributed as dist
 
     if not is_distributed():
@@ -208,10 +211,7 @@ def job_metrics(
     batches_per_step: float = 1.0,
     device: Any = "cpu",
 ) -> dict[str, float]:
-    """Metrics of the whole job since `since`, by two small reductions.
-
-    The wait is a mean per step or microbatch, of the rank that waited longest; other counts are those since the process
-    started, of rows with those read ahead.
+    """Metrics of the whole job since `since`, by two small reductions; docs of the integrations list them.
 
     Args:
         now, cursor, mixture: of this rank's loader; `now` is None on a rank without one, which adds nothing.

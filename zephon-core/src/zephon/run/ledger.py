@@ -225,7 +225,7 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         records.append(entries[_before(until, entries)])
         groups.append(np.tile([head.dp_degree, head.microbatch], (len(records[-1]), 1)))
         parts = _entries(file.path.with_suffix(".spans"), _SPAN)
-        parts = parts[_before(until, parts)]
+        parts = np.array(parts[_before(until, parts)])  # a copy: NumPy before 2.2 keeps a file's map read-only
         if head.datasets:
             parts["dataset"] = np.array([names.index(name) for name in head.datasets])[parts["dataset"]]
         spans.append(parts)

@@ -11,6 +11,7 @@ of it; elsewhere what says where things lie is checked against the file, and fli
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import contextmanager, suppress
@@ -35,6 +36,7 @@ _RUN_ROWS = 1 << 16
 MAX_GROUP_ROWS = 2**40
 _SAMPLE_BYTES = 4096
 LFS_POINTER = b"version https://git-lfs"
+_WHOLE_JSON = re.compile(rb"\s*(\[\s*[\[{]|[\[{]\s*\n)")
 _ZSTD = b"\x28\xb5\x2f\xfd"
 # The first bytes of files that are not what their name says, the endings that say it, what they are, and the remedy.
 _CONTENTS = (
@@ -295,6 +297,8 @@ def _other_content(file: StoredFile) -> str:
             window = (8 + (head[5] & 7)) << (7 + (head[5] >> 3))
             if window > 128 << 20:  # which decompressors do not take on without being asked to
                 return f"'{file.path}' has zstd windows of {window >> 20:,} MiB; expected at most 128. Use --long=27"
+        if codec is None and _WHOLE_JSON.match(head):
+            return f"'{file.path}' is one JSON value; expected a line per row. Write them with jq -c '.[]' FILE"
         if codec is not None and head[:1] in (b"{", b"["):
             return f"'{file.path}' is not compressed, though its name says {codec}; rename it"
     return ""

@@ -376,19 +376,41 @@ def _fields(line: bytes, file: StoredFile, row: int) -> Fields:
         return _object(line)
     except msgspec.ValidationError:
         _refuse(file, row, f"holds {_named(line)}, not a JSON object", "JSON lines hold one object per line")
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:
         _refuse(file, row, f"is not valid JSON ({error})", "repair or drop that line")
 
 
 def _object(line: bytes) -> Fields:
     try:
         return _OBJECT.decode(line)
+    except RecursionError:  # how deep is too deep depends on the caller; so what is nested is not looked at
+        line, values = _without_nested(line)
+        return {key: values.get(bytes(value), value) for key, value in _OBJECT.decode(line).items()}
     except msgspec.DecodeError:
         marked = _PIECES.sub(_marked, line)
         if marked == line:
             raise
         return {key: _MARKED.sub(_unmarked, bytes(value)) for key, value in _OBJECT.decode(marked).items()}
 
+
+def _without_nested(line: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """A line with marks in the place of the arrays and objects in its object, and these by mark."""
+    parts, values, depth, done = list[bytes](), dict[bytes, bytes](), 0, 0
+    for found in _BRACKETS.finditer(line):
+        opens, closes = found[0] in (b"[", b"{"), found[0] in (b"]", b"}")
+        depth += opens
+        if depth == 2 and opens:
+            parts.append(line[done : found.start()])
+            done = found.start()
+        elif depth == 2 and closes:
+            values[mark := b'"\xff%d"' % len(values)] = line[done : found.end()]
+            parts.append(mark)
+            done = found.end()
+        depth -= closes
+    return b"".join([*parts, line[done:]]), values
+
+
+_BRACKETS = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 # Python's json module writes what JSON has no word for: NaN, Infinity, and lone surrogates in strings. While msgspec
 # splits such a line, they are marked by a byte that occurs in no UTF-8 and that it does not look at: NaN as the string
@@ -432,7 +454,7 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
             return _STRING.decode(value)
         if kind in ("text", "json"):
             return text
-    except ValueError as error:
+    except (ValueError, msgspec.DecodeError) as error:
         bad = f"byte {value[error.start]:#04x}" if isinstance(error, UnicodeDecodeError) else "a lone surrogate"
         _refuse(file, row, f"is not valid UTF-8 in '{name}' ({bad})", "repair or drop that line")
     if kind in ("number", "digits") and first in "-0123456789NI":

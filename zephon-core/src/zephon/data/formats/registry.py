@@ -121,13 +121,13 @@ def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | N
             raise DataError(f"'{path}' holds files of two formats, {shown}; name the one to read with fmt")
     else:
         known = formats().values()
-        endings = dict.fromkeys(suffix for each in known for suffix in each.suffixes)
+        endings = dict.fromkeys(suffix for each in known for suffix in each.suffixes if suffix.count(".") == 1)
         lacking = [each for each in known if each.companion and any(n.lower().endswith(each.suffixes) for n in names)]
         companions = " or ".join(each.companion for each in lacking)
         more = f"; a {lacking[0].suffixes[0]} file needs {companions} beside it, or a fmt" if lacking else ""
         raise DataError(
             f"no file of '{path}' has an ending of a known format, for example '{names[0]}'; "
-            f"the endings are {', '.join(endings)}, or name the format with fmt{more}"
+            f"the endings are {', '.join(endings)}, some with .gz, .zst or .bz2. Or name the format with fmt{more}"
         )
     return chosen, chosen.select(listing, keep, path, spans)
 

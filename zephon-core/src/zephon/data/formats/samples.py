@@ -166,11 +166,7 @@ def _packed_checksum(file: StoredFile, codec: str, begin: int, end: int) -> int:
 
 
 def read_index(index: StoredFile, what: str, parse: Callable[[Any], Any]) -> Any:
-    """What `parse` makes of the JSON of an index.
-
-    Raises:
-        DataError: it is damaged, or no such index.
-    """
+    """What `parse` makes of the JSON of an index; `DataError` where it is damaged, or no such index."""
     try:
         with index.open() as handle:
             return parse(json.loads(read_exactly(handle, 0, index.size, index.size)))
@@ -239,10 +235,7 @@ def _with_parents(folder: str) -> list[str]:
 
 
 def _field_spans(data: pa.Buffer, ends: npt.NDArray[np.int64], sizes: Sequence[int | None]) -> list[FieldSpans]:
-    """Where each field lies in `data`, which is n samples without gaps; `ends` int64[n + 1], the first of them 0.
-
-    `sizes` are the fields' bytes, None for a field whose size stands at the start of each sample.
-    """
+    """Where each field lies in n samples without gaps, `ends` int64[n + 1]; `sizes` are None where samples say them."""
     starts = ends[:-1]
     varying = sizes.count(None)
     if (np.diff(ends) < 4 * varying).any():

@@ -216,10 +216,7 @@ class _MegatronShard(_TokenShard):
     def _document_bytes(
         self, handle: Any, first: int, count: int, position: int
     ) -> tuple[npt.NDArray[np.int64], bytes]:
-        """(bytes of `count` documents from `first` on, int64[count]; the index read for it).
-
-        The first must begin at byte `position` of the .bin file, and all must follow each other without gaps.
-        """
+        """(bytes of `count` documents from `first` on, which begin at byte `position`; the index read)."""
         raw: list[bytes] = []
 
         def numbers(kind: str, offset: int, count: int) -> npt.NDArray[np.int64]:
