@@ -33,8 +33,8 @@ powers of 1024. Counts of tokens and steps may have the units "k", "m", "b" and 
 Tokenizer, sequence length, batch sizes and topology belong to the training framework; a recipe that has them is
 refused.
 
-Keys with a ● decide data: a resumed run has to keep them, or name them in `allow_changes`. The others concern speed,
-memory and reports alone.
+Keys with a ● decide data: a resumed run keeps them, accepts what can be accepted (`allow_changes`), or another recipe
+takes over (`continue_from`), as the refusal says. The others concern speed, memory and reports alone.
 """
 
 RUN = "Keys of the whole recipe; in Python, options of a pipeline."

@@ -148,10 +148,22 @@ def test_the_way_that_a_refusal_names_works(tokenizers):
     used = [batch for _, batch in zip(range(4), first, strict=False)]
     old = StaticMixtureWorkSource([A, B], **ENDS)
     weights = {**ENDS, "mixture": {"a": 1, "b": 3}}
-    with pytest.raises(CheckpointError, match=r"dataset b: weight was 1.0, is 3.0[\s\S]*continues of a work source"):
+    with pytest.raises(CheckpointError, match=r"dataset b: the weight[\s\S]*continues of a work source"):
         build(tokenizers, order=weights).restore(first.checkpoint(), allow_changes=["dataset b"])
     second = build(tokenizers, source=StaticMixtureWorkSource([A, B], continues=old, **weights)).restore(
         first.checkpoint()
     )
     rows = [row for _, row in rows_of([*used, *second])]
     assert set(rows) == ROWS
+
+
+def test_a_takeover_with_an_accepted_change_loses_no_row(tokenizers):
+    first = build(tokenizers)
+    used = [batch for _, batch in zip(range(4), first, strict=False)]
+    old = StaticMixtureWorkSource([A, B], **ENDS)
+    new = StaticMixtureWorkSource([B, A], mixture={"a": 1, "b": 2}, continues=old, **ENDS)
+    with pytest.raises(CheckpointError, match="shuffle: was"):
+        build(tokenizers, source=new, shuffle=30).restore(first.checkpoint())
+    second = build(tokenizers, source=new, shuffle=30).restore(first.checkpoint(), allow_changes="shuffle")
+    later = rows_of(list(build(tokenizers, source=new, shuffle=30).restore(second.checkpoint())))
+    assert {row for _, row in [*rows_of(used), *later]} == ROWS and later == rows_of(list(second))

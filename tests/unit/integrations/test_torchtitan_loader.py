@@ -24,7 +24,7 @@ from zephon import (
     TopologyError,
     ZephonError,
 )
-from zephon.loader import keys_of
+from zephon.loader import Progress, keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 pytest.importorskip("torchtitan")
@@ -617,6 +617,17 @@ class TestValidation:
         for thread in set(threading.enumerate()) - before:
             thread.join(5)
             assert not thread.is_alive()
+
+
+def test_metrics_have_the_values_of_rows_left_out(faulty_recipe, tokenizer):
+    loader = build(config(faulty_recipe, canonical_replicas=BATCH), tokenizer)
+    used = sum(int(labels.shape[0]) for _, labels in loader)
+    found = loader_metrics(loader, Progress())
+    assert (found["zephon/skipped_rows/faulty"], found["zephon/failed_rows/faulty"]) == (20, 10)
+    assert (found["zephon/skipped_rows/sound"], found["zephon/failed_rows/sound"]) == (0, 0)
+    tokens = found["zephon/tokens/faulty"] + found["zephon/tokens/sound"]
+    assert found["zephon/cursor"] == used
+    assert found["zephon/padding(%)"] == pytest.approx(100 * (1 - tokens / (used * (SEQ + 1))))
 
 
 def test_metrics_say_what_the_loader_did(recipe, tokenizer):

@@ -1,6 +1,7 @@
 """Whatever decides data is in the fingerprint: every setting of every operator, dataset and source, changed in turn."""
 
 import json
+from copy import deepcopy
 from dataclasses import fields
 
 import numpy as np
@@ -12,6 +13,7 @@ from zephon import CheckpointError, Pipeline
 from zephon.config.keys import keys_of
 from zephon.config.options import RunSettings
 from zephon.io import Dataset
+from zephon.run.fingerprint import check_fingerprint
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -215,6 +217,15 @@ def test_a_changed_setting_of_an_operator_is_seen(tokenizers, method, setting):
     assert is_told(*pipelines)
 
 
+@pytest.mark.parametrize("method", OPERATORS)
+def test_equal_settings_have_one_fingerprint(tokenizers, method):
+    """Also those of other objects, as another process makes them."""
+    given, _ = OPERATORS[method]
+    arguments = {"tokenizer_id": tokenizers[""]} if PLACES.get(method) == "encode" else {}
+    pipelines = [pipeline_of(tokenizers[""], None, method, arguments | deepcopy(given)) for _ in range(2)]
+    assert pipelines[0].compiled.fingerprint == pipelines[1].compiled.fingerprint
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -348,3 +359,25 @@ def test_a_changed_schedule_is_seen(tiny_tokenizer):
 def test_every_operator_is_tried():
     methods = {name for name in dir(Pipeline) if "see `zephon.ops" in (getattr(Pipeline, name).__doc__ or "")}
     assert methods - {"add_op"} <= set(OPERATORS)  # another name of map_batches
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now", "is_exact"),
+    [
+        ("tokenizer_backend", "a 1", "a 2", True),
+        ("end", "drop_last=True", "drop_last=False", True),
+        ("dataset d", {"content": "c", "revision": "1"}, {"content": "c", "revision": "2"}, True),
+        ("formats", "absent", {"d": "uint16"}, True),
+        ("document_details", "absent", {"d": {"chat_template": "1"}}, True),
+        ("document_details", {"d": {"chat_template": "1"}}, {"d": {"chat_template": "2"}}, False),
+        ("row_operators", ["map_transform one"], ["map_transform two"], False),
+    ],
+)
+def test_of_an_accepted_difference_is_known_whether_records_stay(name, before, now, is_exact):
+    sides = ({} if side == "absent" else {name: side} for side in (before, now))
+    (change,) = check_fingerprint(*sides, allow=[name], where="")
+    assert change.is_exact == is_exact
+    sides = ({} if side == "absent" else {name: side} for side in (before, now))
+    if not is_exact:
+        with pytest.raises(CheckpointError, match="Records are counted from the start"):
+            check_fingerprint(*sides, allow=[name], where="", counted=True)

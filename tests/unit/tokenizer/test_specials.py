@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from tokenizers import Tokenizer
 
-from support.tokenizer_data import END, add_token, gpt2, llama2, save
+from support.tokenizer_data import END, FAMILIES, add_token, gpt2, llama2, save
 from zephon.errors import PipelineError, TokenizerError, ZephonError
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.chat_template import chat_templates
@@ -190,6 +190,21 @@ def test_a_role_that_a_class_of_transformers_may_have_by_default_is_asked_for(tm
         assert template.render(TALK)[0] == theirs.apply_chat_template(TALK, chat_template=CHATML, tokenize=False)
         assert template.tokens["eos_token"] == END
     chat_templates(plain, "{{ bos_token }}", None)
+
+
+@pytest.mark.parametrize(("family", "refused"), [("llama2", True), ("gemma", False)])
+def test_a_special_token_that_a_normalizer_hides_is_refused(tmp_path: Path, family: str, refused: bool) -> None:
+    tree = FAMILIES[family]()
+    for token in tree["added_tokens"]:
+        token["normalized"] = True
+    folder = save(tmp_path, tree, tokenizer_config={"bos_token": "<s>", "eos_token": "</s>"})
+    for template in ("{{ bos_token }}", "<s>{{ messages }}"):
+        operator = TokenizeChat(folder, chat_template=template)
+        if refused:
+            with pytest.raises(PipelineError, match=r'"<s>" .* is normalized, and transformers finds it in'):
+                operator.encoder(load_tokenizer(folder), None, None)
+        else:
+            operator.encoder(load_tokenizer(folder), None, None)
 
 
 def test_every_library_finds_declared_tokens_and_text_never_becomes_one(tmp_path: Path) -> None:

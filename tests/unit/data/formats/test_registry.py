@@ -58,6 +58,16 @@ def test_what_is_about_a_dataset_or_a_model_is_passed_over_beside_the_data(tmp_p
 
 
 @pytest.mark.parametrize(
+    ("others", "warns"), [(["test/a"], True), (["validation-0"], True), (["train/b", "x/c"], False)]
+)
+def test_a_folder_with_several_splits_is_read_with_a_warning(tmp_path, caplog, others, warns):
+    for name in ["train/a" if "/" in others[0] else "train-0", *others]:
+        write_shard(tmp_path / f"{name}.jsonl", ["row"])
+    assert len(texts_of(open_path(tmp_path))) == 1 + len(others)
+    assert ("holds the splits ['train', '" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("a.parquet", LFS, "is a pointer of Git LFS to the file.*git lfs pull"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,9 +23,12 @@ from zephon.data.formats.registry import format_named, select_format
 from zephon.data.index import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
+from zephon.data.splits import split_files
 from zephon.data.storage import WINDOW_BYTES, Listing, is_remote, list_files, local_path
 from zephon.data.store import shown
 from zephon.errors import DataError, RecipeError
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -254,6 +258,9 @@ class Dataset:
         """Format, files, what is in each, columns with types (see `scan_shards`), and the path for messages."""
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
+            some = listing.names[:: len(listing.names) // 10_000 + 1]
+            if len(splits := split_files(some)) > 1 and "train" in splits:
+                _log.warning("'%s' holds the splits %s, and all are read; name files or a folder", path, [*splits])
             known_as = str(self.path) if is_remote(str(self.path)) else path
             shards, kinds = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=progress, lost=lost

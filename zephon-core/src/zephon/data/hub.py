@@ -29,10 +29,7 @@ _Files = dict[str, tuple[int, str]]  # (bytes, hash of the content) by path
 
 
 class HubStore(Store):
-    """The Hub. A key is the URL of a file of a commit.
-
-    Read by the requests that HfFileSystem makes too, without its look at repository and folder in every process.
-    """
+    """The Hub, by the requests that HfFileSystem makes too. A key is the URL of a file of a commit."""
 
     def list(self, path: str) -> Found:
         by_path = path.startswith("datasets/")

@@ -32,11 +32,7 @@ class _Slices(GroupSource):
 def open_table(
     name: str, table: pa.Table, columns: Sequence[str], size_column: str, is_text: bool = True
 ) -> OpenDataset:
-    """`table` as a dataset of one shard, "memory", whose digest is that of the values of `columns`.
-
-    Raises:
-        DataError: no rows, a column that is missing or no text, invalid UTF-8.
-    """
+    """`table` as a dataset of one shard, "memory", whose digest is that of the values of `columns`."""
     label = f"dataset {name} (in memory)"
     text_column = size_column if is_text else None
     needed = list(dict.fromkeys([*columns, size_column]))

@@ -40,17 +40,15 @@ class TokenizeChat(EncodeOptions):
     """Turn conversations into tokens by a Hugging Face chat template.
 
     The ids are those of `apply_chat_template` in transformers, but for one thing: what a conversation says never
-    becomes a special token, even where it spells one; `assistant_tokens` names those that the assistant may spell.
+    becomes a special token, even where it spells one; `assistant_tokens` names those that the assistant may spell, as
+    far as the tokenizer has them, or is "all".
 
     Attributes:
-        tokenizer_id: as in `Tokenize`; its template is used unless `chat_template` is given.
         tools: the column of tools; "auto" takes `tools` where it exists, None no column.
         chat_template: the template itself, the path of a file with one (a name that ends in .jinja, .jinja2 or .j2), or
-            the name of one of the tokenizer's ("tool_use").
+            the name of one of the tokenizer's ("tool_use"); None takes the tokenizer's.
         response: the column of the assistant's answers to the prompts; "auto" is the one found with `field`, or none.
         input: a column whose text goes below the prompt; "auto" takes `input` where prompts are called instruction.
-        assistant_tokens: special tokens that content and thoughts of the assistant may spell, as far as the tokenizer
-            has them, or "all"; an empty list for none.
     """
 
     kind: ClassVar[str] = "tokenize_chat"
@@ -124,7 +122,10 @@ class TokenizeChat(EncodeOptions):
         return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
 
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
-        """The same with the columns found among those of a dataset, of which other operators read some."""
+        """The same with the columns found among those of a dataset, of which other operators read some.
+
+        PipelineError where one that is named is missing, or one that belongs to conversations is not used.
+        """
         found = self._found(present, dataset)
         parts = _PARTS | (_PARTS_OF_PROMPTS if found.extra_columns else {})
         used = {found.field, *found.extra_columns, *found.optional_columns, *found.ignored, *read}
@@ -167,6 +168,13 @@ class ChatEncoder(Encoder):
         self.runner = spec.runner
         self._spec, self._tokenizer = spec, tokenizer
         self._template, self._tool_template = chat_templates(spec.tokenizer_id, spec.chat_template, spec.date)
+        written = [text for each in (self._template, self._tool_template) for text in each.written]
+        for token in tokenizer.special_tokens:
+            if any(token.content in text for text in written) and tokenizer.is_hidden(token):
+                raise PipelineError(
+                    f"special token {quote(token.content)} of the tokenizer {spec.tokenizer_id} is normalized, and "
+                    "transformers finds it in some places only; set its normalized to false in tokenizer.json."
+                )
         self._special = SpellableTokens(tokenizer.special_tokens, spec.assistant_tokens)
         self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
 

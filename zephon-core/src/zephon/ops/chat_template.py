@@ -55,6 +55,7 @@ class ChatTemplate:
             ) from None
         self.marks_generation = any(node.data == _BEGIN for node in tree.find_all(jinja2.nodes.TemplateData))
         self.variables = jinja2.meta.find_undeclared_variables(tree)
+        self.written = [source, *(text for name, text in tokens.items() if name in self.variables)]
         self.source, self.tokens = source, dict(tokens)
         self._fixed = {**tokens, "documents": None}
 

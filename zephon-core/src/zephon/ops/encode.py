@@ -196,10 +196,7 @@ class Encoder:
 def add_special_tokens(
     tokens: np.ndarray, offsets: np.ndarray, bos: int | None, eos: int | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Put BOS before and EOS after every document of tokens, or of what goes with them, where they are not None.
-
-    Takes and gives columns [n_tokens] and offsets int64[n_docs + 1].
-    """
+    """Put BOS and EOS, or what goes with them, round every document of a column, where they are not None."""
     extra = (bos is not None) + (eos is not None)
     longer = offsets + extra * np.arange(len(offsets), dtype=np.int64)
     out = np.empty(int(longer[-1]), dtype=tokens.dtype)

@@ -119,7 +119,7 @@ class FlushIndex:
         if foreign and len(own) == 1:
             raise CheckpointError(
                 f"the flush index in {folder} was written by a run with other data (recipe, tokenizer, sequence length "
-                "or lanes); give the index of this run, or none to count from the start."
+                "or lanes, or an accepted change); give the index of this run, or none to count from the start."
             )
         entries = np.concatenate(own)
         # By lane, then records before, then window: windows without a record share their number of records.

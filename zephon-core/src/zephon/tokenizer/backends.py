@@ -91,6 +91,10 @@ class TokenizersBackend:
             text: str = self._named.decode(ids, skip_special_tokens=False)
             return text
 
+    def normalized(self, text: str) -> str:
+        normalizer = self._named.normalizer
+        return str(normalizer.normalize_str(text)) if normalizer else text
+
     def token_to_id(self, token: str) -> int | None:
         with _guarded("look up a token"):
             token_id: int | None = self._named.token_to_id(token)

@@ -1,9 +1,8 @@
 """A tokenizer.json, checked before any library sees it.
 
-The libraries trust this file: an id near 2**32 makes them allocate until the process dies, ids with gaps are
-silently renumbered, and a padding section lengthens every document. So it is parsed here, its ids and structure are
-checked, and what the libraries get is written anew: no truncation, no padding, no post-processor, and every token
-with a role (BOS, EOS, ...) marked special, which is what keeps text that spells it text.
+The libraries trust this file: an id near 2**32 makes them allocate until the process dies, ids with gaps are silently
+renumbered, and a padding section lengthens every document. So its ids and structure are checked, and what libraries get
+is written anew: without truncation, padding and post-processor, every token with a role marked special.
 """
 
 from __future__ import annotations

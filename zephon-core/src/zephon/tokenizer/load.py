@@ -195,9 +195,6 @@ def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[
     """The chat templates of a tokenizer by name ("default", "tool_use"), and its special tokens by declared role.
 
     As in transformers, templates in files of their own take the place of all that tokenizer_config.json has.
-
-    Raises:
-        TokenizerError: the files cannot be read, or are damaged.
     """
     files = find_tokenizer(tokenizer_id)
     declared = declared_tokens(files.config)

@@ -91,12 +91,9 @@ class Declared(msgspec.Struct):
 class DeclaredTokens:
     """What the files beside a tokenizer.json say of its tokens.
 
-    Attributes:
-        roles: by name ("bos_token", "image_token"), None where a file says that there is none.
-        extra: special tokens without a name.
-        numbered: by id, tokens with an id of their own.
-        replaces: whether `numbered` holds for tokens of tokenizer.json, too.
-        overruled: special tokens of a list that does not count beside another one.
+    `roles` are by name ("bos_token", "image_token"), None where a file says that there is none; `extra` special tokens
+    without a name; `numbered` those with an id, which if `replaces` hold for tokens of tokenizer.json, too; `overruled`
+    those of a list that does not count beside another one.
     """
 
     roles: dict[str, Declared | None]

@@ -64,15 +64,9 @@ class Tokenizer:
     """Text to token ids, a column at a time. Made by `load_tokenizer`.
 
     Any number of threads may use it at once. It pickles as plain data (its checked tokenizer.json and the name of its
-    backend), and loads its libraries again where it arrives, as it does after a fork.
-
-    Attributes:
-        bos_token, eos_token: the tokens that begin and end a document, or None where it declares none.
-        bos_id, eos_id: their ids, or None.
-        vocab_size: largest id + 1, added tokens included.
-        content_hash: sha256 (hex) of all that decides ids, and of the choice of BOS and EOS.
-        backend: "fastokens", "gigatoken" or "tokenizers".
-        backend_version: the version of that library.
+    backend), and loads its libraries again where it arrives, as it does after a fork. BOS and EOS are those that it
+    declares, or None; `vocab_size` is the largest id + 1, added tokens included; `content_hash` a sha256 (hex) of all
+    that decides ids, and of the choice of BOS and EOS.
     """
 
     def __init__(self, definition: TokenizerDefinition, choice: Choice, *, insisted: bool) -> None:
@@ -124,6 +118,10 @@ class Tokenizer:
         """The tokens that text never becomes, in the order of their ids."""
         added = msgspec.convert(self._definition.tree()["added_tokens"], list[AddedToken])
         return sorted((token for token in added if token.special), key=attrgetter("id"))
+
+    def is_hidden(self, token: AddedToken) -> bool:
+        """Whether `tokenizers` looks for a token in normalized text, and there in another spelling than its own."""
+        return token.normalized and self._reference.normalized(token.content) != token.content
 
     @cached_property
     def token_bytes(self) -> np.ndarray | None:
