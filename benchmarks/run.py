@@ -25,6 +25,7 @@ BENCHMARKS = {
     "tokenizer": "tokenizer backends by threads, and the interpreter lock they hold",
     "stores": "an S3 server on loopback beside local files",
     "scale": "planning over a million shards",
+    "waits": "what a step waits for its batch, in threads and with the isolated engine",
     "trainers": "what the loader costs a step of TorchTitan and Megatron",
 }
 

@@ -16,9 +16,10 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "zephon-core" / "src" / "zephon"
 INTEGRATIONS = ("torchtitan-zephon", "megatron-zephon")
 
-MAX_CORE_LINES = 24_560
+MAX_CORE_LINES = 24_650
 """Lines of zephon-core today, rounded up. The goal is 17,000: lower this as rooms shrink. Only a new capability may
-raise it, in the commit that brings it: decoded data on disk 120, kept token ratios 50."""
+raise it, in the commit that brings it: decoded data on disk 120, kept token ratios 50, declared tokens and
+templates as transformers has them 90."""
 MAX_FILE_LINES = 500
 MAX_ROOMS = 12
 
