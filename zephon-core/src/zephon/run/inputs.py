@@ -168,7 +168,14 @@ def measure_ratios(
 
         identity = [
             *(version("zephon-core"), source.seed, estimation.sample_bytes, worker.skips),
-            *(dataset.name, dataset.catalog.fingerprint, need.columns, need.size_column, details[number]),
+            *(
+                dataset.name,
+                dataset.catalog.fmt,
+                dataset.catalog.fingerprint,
+                need.columns,
+                need.size_column,
+                details[number],
+            ),
             *((inputs.tokenizer and (inputs.tokenizer.content_hash, inputs.tokenizer.backend_version)) or ()),
             *(operator.identity() for operator in (*chain, need.encode)),
         ]
