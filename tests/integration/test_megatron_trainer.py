@@ -96,6 +96,7 @@ def test_virtual_pipeline_stages_go_on_by_the_number_of_consumed_samples(megatro
     megatron.copy_checkpoint("base", "virtual", SAVED)
     run = megatron.run("virtual", 2, PIPELINE, VIRTUAL, save=4)
     assert_as_uninterrupted(megatron, uninterrupted, "virtual", run, SAVED + 1)
+    assert "from their saved state" in run.log, "that of a run without virtual stages"
     # This version of Megatron saves no state there.
     assert not list((megatron.folder / "virtual" / "model" / "dataloader").glob("iter_0000004/*"))
     megatron.copy_checkpoint("virtual", "virtual-again", 4)

@@ -137,6 +137,9 @@ def _run_rank(order: dict[str, Any], rank: int, port: int, framework: Any) -> No
         framework.train(order, rank)
     except SystemExit as end:
         code = end.code or 0
+        if isinstance(code, str):
+            print(code, file=sys.stderr)
+            code = 1
     except BaseException as error:
         traceback.print_exc()
         print(f"{type(error).__name__}: {error}")

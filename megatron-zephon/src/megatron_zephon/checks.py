@@ -210,6 +210,12 @@ def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-conf
         recipe = DataRecipe.from_toml(path)
     except RecipeError as error:
         raise RecipeError(f"{option}: {error}") from None
+    if recipe.continue_from and option == "--zephon-data-config" and _virtual(args):
+        raise RecipeError(
+            f"{option}: continue_from needs the state of the data at every resume, and this version of Megatron saves "
+            "none with virtual pipeline stages. Leave out --num-layers-per-virtual-pipeline-stage (or "
+            "--num-virtual-stages-per-pipeline-rank), or begin the new recipe at record 0, without continue_from."
+        )
     seed = str(args.zephon_seed)
     if seed == "recipe":
         return recipe
@@ -218,6 +224,16 @@ def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-conf
     if not seed.isdecimal():
         raise RecipeError(f'--zephon-seed is {seed!r}; expected "recipe", "megatron" or a whole number.')
     return recipe.replace(seed=int(seed))
+
+
+def _virtual(args: Namespace) -> bool:
+    """Whether the run has virtual pipeline stages; also before Megatron has validated its arguments."""
+    names = (
+        "virtual_pipeline_model_parallel_size",
+        "num_layers_per_virtual_pipeline_stage",
+        "num_virtual_stages_per_pipeline_rank",
+    )
+    return any(getattr(args, name, None) for name in names)
 
 
 def train_topology(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from argparse import Namespace
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from megatron_zephon.checks import allowed_changes
 from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
 from megatron_zephon.options import STATE_FOLDER
 from megatron_zephon.states import FORMAT, find_state, first_state, prune_states
-from zephon import Pipeline
-from zephon.loader import FINGERPRINT_NAMES, RunState, check_allowed, on_all_ranks, on_first_rank
+from zephon import CheckpointError, Pipeline
+from zephon.loader import FINGERPRINT_NAMES, RunState, check_allowed, gather, on_all_ranks, on_first_rank
 
 _log = logging.getLogger("zephon")
 
@@ -28,7 +29,7 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         A description of the resume; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
     """
     consumed = args.consumed_train_samples
-    args.zephon_data_start = 0
+    args.zephon_data_start, args.zephon_tokens = 0, {}
     if not consumed:
         _record(args, pipeline, [], by_state=False)
         return ""
@@ -39,11 +40,11 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         _record(args, pipeline, [], by_state=False)
         return f"the data begin at record 0, as --zephon-start-afresh says; the model has consumed {consumed} samples."
     virtual = args.virtual_pipeline_model_parallel_size is not None
-    states = list[RunState]()
-    if virtual or args.zephon_seek:
-        args.zephon_data_start = history[-1].start if history else 0
-    else:
-        states, args.zephon_data_start = on_first_rank(lambda: _find(args, pipeline))
+    # Not every rank has a pipeline on every virtual stage.
+    now = next(filter(None, gather(None if pipeline is None else pipeline.fingerprint())), {})
+    found = None if args.zephon_seek else on_first_rank(lambda: _find(args, now))
+    unknown: tuple[list[RunState], int, dict[str, int]] = [], history[-1].start if history else 0, {}
+    states, args.zephon_data_start, args.zephon_tokens = found or unknown
     history = [entry for entry in history if entry.start == args.zephon_data_start]
     place = consumed - args.zephon_data_start
     saved = states[0].rounds * states[0].lanes_total if states else None
@@ -88,13 +89,16 @@ def _iteration(args: Namespace) -> int:
     return int(args.iteration if loaded is None else loaded)
 
 
-def _find(args: Namespace, pipeline: Pipeline | None) -> tuple[list[RunState], int]:
-    assert pipeline is not None  # global rank 0 trains
+def _find(args: Namespace, fingerprint: Mapping[str, Any]) -> tuple[list[RunState], int, dict[str, int]] | None:
+    folders, iteration = _folders(args), _iteration(args)
+    virtual = args.virtual_pipeline_model_parallel_size is not None
+    if virtual and first_state(folders, iteration=iteration) is None:
+        return None  # only a run without virtual stages has saved one
     return find_state(
-        _folders(args),
-        iteration=_iteration(args),
+        folders,
+        iteration=iteration,
         consumed=args.consumed_train_samples,
-        fingerprint={name: value for name, value in pipeline.fingerprint().items() if name != "tokens_per_row"},
+        fingerprint={name: value for name, value in fingerprint.items() if name != "tokens_per_row"},
     )
 
 
@@ -114,6 +118,14 @@ def _move(args: Namespace, pipeline: Pipeline, states: list[RunState], history: 
         # Names of datasets that are only in the history do not apply to these states.
         names = {*FINGERPRINT_NAMES, *(name for fingerprint in known for name in fingerprint)}
         pipeline.restore(states, allow_changes=names.intersection(allowed), remedy="--zephon-allow-changes")
+        then, virtual = states[0].fingerprint, args.virtual_pipeline_model_parallel_size is not None
+        if virtual and any(pipeline.fingerprint().get(name) != value for name, value in then.items()):
+            raise CheckpointError(
+                "--zephon-allow-changes accepts changes for a run with virtual pipeline stages, which this version of "
+                "Megatron saves no state of the data for, so that its next resume could not count the records. Leave "
+                "out --num-layers-per-virtual-pipeline-stage (or --num-virtual-stages-per-pipeline-rank), or the "
+                "changes."
+            )
     if not by_state:
         for change in check_count(history, now, allowed):
             _log.warning("the data differ from those read so far, accepted by --zephon-allow-changes: %s", change)

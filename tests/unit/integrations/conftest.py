@@ -17,3 +17,15 @@ def recipe(tmp_path):
         '[[sources]]\nname = "b"\npath = "b"\n'
     )
     return path
+
+
+@pytest.fixture
+def faulty_recipe(tmp_path):
+    """A pass over 200 rows, of which 20 are blank and 10 damaged, beside sound ones; the damaged are left out."""
+    lines = ['{"text": "cut off' if i % 20 == 7 else f'{{"text": "{"words " * (i % 10)}"}}' for i in range(200)]
+    (tmp_path / "faulty.jsonl").write_text("\n".join(lines) + "\n")
+    (tmp_path / "sound.jsonl").write_text('{"text": "some words"}\n' * 60)
+    path = tmp_path / "faulty.toml"
+    sources = "".join(f'[[sources]]\nname = "{name}"\npath = "{name}.jsonl"\n' for name in ("faulty", "sound"))
+    path.write_text(f'repeat = false\nchunk_size = 40\non_error = "skip"\nerror_budget = 0.5\n{sources}')
+    return path

@@ -1,6 +1,7 @@
 """Megatron's view of the data loader: options, checks, batches, states and loaders, without a trainer's run."""
 
 import argparse
+import contextlib
 import copy
 import json
 import subprocess
@@ -231,6 +232,14 @@ class TestOptions:
             read_recipe(recipe, args_of("--zephon-seed=x"))
         with pytest.raises(RecipeError, match=r"--zephon-data-config: .*none\.toml"):
             read_recipe("none.toml", args_of())
+
+    def test_of_a_takeover_are_refused_with_virtual_stages_which_save_no_state(self, recipe):
+        later = recipe.with_name("later.toml")
+        later.write_text(f'continue_from = "{recipe}"\n{recipe.read_text()}')
+        assert read_recipe(later, args_of()).continue_from
+        for stages in ({"virtual_pipeline_model_parallel_size": 2}, {"num_layers_per_virtual_pipeline_stage": 1}):
+            with pytest.raises(RecipeError, match=r"continue_from needs .* Leave out --num-layers-per-virtual-"):
+                read_recipe(later, args_of(**stages))
 
 
 class TestLanes:
@@ -517,6 +526,13 @@ class TestStates:
             self.save(folder, recipe, tiny_tokenizer, ranks, name=name)
             states = self.find(recipe, tiny_tokenizer, tmp_path / "none", folder)
             assert len(states) == ranks and self.lanes(states) == list(range(BATCH))
+            found = find_state([folder], iteration=2, consumed=16, fingerprint={})
+            assert found[1] == 0 and sum(found[2].values()) == 2 * BATCH * (SEQ + 1)
+            loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1), dict)
+            loader.count_from(found[2])
+            next(loader)
+            assert sum(loader.save_state()["tokens"].values()) == (2 * BATCH + 2) * (SEQ + 1)
+            loader.close()
 
     def test_or_the_history_say_how_many_lanes_a_run_has_that_goes_on(self, recipe, tiny_tokenizer, tmp_path):
         load = str(tmp_path)
@@ -638,6 +654,30 @@ class TestIndexedDatasets:
 
 
 class TestMetrics:
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_have_the_values_of_what_was_used(self, faulty_recipe, tiny_tokenizer, monkeypatch, whole):
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+        pipeline = Pipeline.from_recipe(
+            faulty_recipe, tokenizer=tiny_tokenizer, seq_len=SEQ, microbatch_size=2, global_batch=2, drop_last=False
+        )
+        loader = TrainLoader(pipeline, BatchForm(SEQ, 1, 1), dict)
+        metrics.watch(loader, ["faulty", "sound"])
+        with pytest.raises(DataError, match="have ended") if whole else contextlib.nullcontext():
+            for _ in range(10**6 if whole else 3):
+                next(loader)
+        found, mixture = metrics.gathered_metrics("line"), pipeline.mixture()
+        tokens = found["zephon/tokens/faulty"] + found["zephon/tokens/sound"]
+        assert found["zephon/cursor"] == pipeline.cursor == 2 * loader.progress.batches
+        assert found["zephon/padding(%)"] == pytest.approx(100 * (1 - tokens / (found["zephon/cursor"] * (SEQ + 1))))
+        assert found["zephon/mixture/sound"] == found["zephon/tokens/sound"] / tokens == mixture["sound"].achieved
+        assert found["zephon/mixture_target/sound"] == mixture["sound"].target == 0.5
+        if whole:
+            assert (found["zephon/skipped_rows/faulty"], found["zephon/failed_rows/faulty"]) == (20, 10)
+            assert (found["zephon/skipped_rows/sound"], found["zephon/failed_rows/sound"]) == (0, 0)
+            assert (mixture["faulty"].rows, mixture["sound"].rows) == (200, 60)
+        else:  # what lies ready is not counted
+            assert tokens == 3 * 2 * (SEQ + 1) < mixture["faulty"].tokens + mixture["sound"].tokens
+
     def test_reach_the_log_line_tensorboard_and_wandb(self, monkeypatch):
         import megatron.training
 

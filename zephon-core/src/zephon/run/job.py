@@ -172,7 +172,7 @@ def any_rank(flag: bool, *, device: Any = "cpu", group: Any = None) -> bool:
     return bool(value.item())
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Progress:
     """Counters of a loader since it was built.
 

@@ -12,7 +12,7 @@ from zephon.engine.totals import Totals
 from zephon.run.compile import Compiled
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Account:
     """The place of a stream and its counts.
 
@@ -39,11 +39,19 @@ class Account:
     @staticmethod
     def at(starts: dict[int, LaneStart], cursor: int, n_datasets: int) -> Account:
         """Of a stream that begins there."""
-        given = np.zeros(n_datasets, dtype=np.int64)
-        return Account(starts, cursor, cursor, -1, False, given, Totals(n_datasets), 0)
+        return Account(
+            starts=starts,
+            cursor=cursor,
+            begun=cursor,
+            agreed=-1,
+            finished=False,
+            given=np.zeros(n_datasets, dtype=np.int64),
+            totals=Totals(n_datasets),
+            left_records=0,
+        )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mixture:
     """Tokens of one dataset, in this process since its stream was last begun.
 
@@ -77,16 +85,26 @@ def mixture_of(compiled: Compiled, account: Account) -> dict[str, Mixture]:
     groups = compiled.topology.dp_degree
     start = account.begun * groups * compiled.operators.pack.record_length
     shares = compiled.source.shares_between(start, start + int(given.sum()) * groups, compiled.tokens_per_step)
-    achieved = given / max(1, given.sum())
-    counts = (given, totals.tokens, totals.rows, totals.skipped, totals.dropped, totals.failed)
     lane, place = next(iter(account.starts.items()))
     rows = compiled.plan.curriculum.rows_before(lane, place.chunk) if place.chunk else np.zeros_like(given)
     # The place lags behind by up to a shuffle buffer; the rows handed out here are known by their tokens.
     rows_here = given * totals.rows / np.maximum(1, totals.tokens) * groups
     rows_here = np.maximum(np.array(rows) * compiled.topology.feeds, rows_here)
     passes = rows_here / [max(1, d.catalog.rows) for d in compiled.datasets]
-    columns = [column.tolist() for column in (achieved, *counts, passes)]
-    return {name: Mixture(shares[name], *values) for name, *values in zip(names, *columns, strict=True)}
+    return {
+        name: Mixture(
+            target=shares[name],
+            achieved=float(given[d] / max(1, given.sum())),
+            given=int(given[d]),
+            tokens=int(totals.tokens[d]),
+            rows=int(totals.rows[d]),
+            skipped=int(totals.skipped[d]),
+            dropped=int(totals.dropped[d]),
+            failed=int(totals.failed[d]),
+            passes=float(passes[d]),
+        )
+        for d, name in enumerate(names)
+    }
 
 
 def mixture_line(mixture: Mapping[str, Mixture], recent: np.ndarray) -> str:
