@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from megatron_zephon.batches import BatchForm
 from zephon import DataError, Pipeline, SampleBatch
 from zephon.loader import Progress
@@ -54,7 +56,15 @@ class TrainLoader:
         """This rank's lanes and the place of the run, as plain data; None if another rank saves the same."""
         if self._describe is None:
             return None
-        return {**self._describe(), "cursor": self.pipeline.cursor, "zephon": self.pipeline.checkpoint()}
+        names = list(self.pipeline.mixture())
+        tokens = dict(zip(names, np.broadcast_to(self.progress.tokens, len(names)).tolist(), strict=True))
+        state = {"cursor": self.pipeline.cursor, "tokens": tokens, "zephon": self.pipeline.checkpoint()}
+        return {**self._describe(), **state}
+
+    def count_from(self, tokens: Mapping[str, int]) -> None:
+        """Count on from the tokens of earlier processes, by source."""
+        counted = [int(tokens.get(name, 0)) for name in self.pipeline.mixture()]
+        self.progress.tokens = np.array(counted, dtype=np.int64)
 
     def close(self) -> None:
         """End the threads of the pipeline."""

@@ -95,6 +95,8 @@ def zephon_train_valid_test_datasets_provider(
     loader = None
     if train is not None:
         loader = TrainLoader(train, form, partial(describe, args, rank.dp_size, rank.dp_rank) if rank.saves else None)
+        if rank.saves and rank.dp_rank == 0:  # metrics sum over ranks
+            loader.count_from(getattr(args, "zephon_tokens", {}))
     metrics.watch(loader, [source.name for source in recipe.sources])
     valid, test = on_all_ranks(lambda: _eval_loaders(args, rank, form))
     check_same_data([each.pipeline.fingerprint() for each in (*valid, test) if each is not None])

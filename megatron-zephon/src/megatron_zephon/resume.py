@@ -29,7 +29,7 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         A description of the resume; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
     """
     consumed = args.consumed_train_samples
-    args.zephon_data_start = 0
+    args.zephon_data_start, args.zephon_tokens = 0, {}
     if not consumed:
         _record(args, pipeline, [], by_state=False)
         return ""
@@ -43,7 +43,8 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     # Not every rank has a pipeline on every virtual stage.
     now = next(filter(None, gather(None if pipeline is None else pipeline.fingerprint())), {})
     found = None if args.zephon_seek else on_first_rank(lambda: _find(args, now))
-    states, args.zephon_data_start = found or ([], history[-1].start if history else 0)
+    unknown: tuple[list[RunState], int, dict[str, int]] = [], history[-1].start if history else 0, {}
+    states, args.zephon_data_start, args.zephon_tokens = found or unknown
     history = [entry for entry in history if entry.start == args.zephon_data_start]
     place = consumed - args.zephon_data_start
     saved = states[0].rounds * states[0].lanes_total if states else None
@@ -88,7 +89,7 @@ def _iteration(args: Namespace) -> int:
     return int(args.iteration if loaded is None else loaded)
 
 
-def _find(args: Namespace, fingerprint: Mapping[str, Any]) -> tuple[list[RunState], int] | None:
+def _find(args: Namespace, fingerprint: Mapping[str, Any]) -> tuple[list[RunState], int, dict[str, int]] | None:
     folders, iteration = _folders(args), _iteration(args)
     virtual = args.virtual_pipeline_model_parallel_size is not None
     if virtual and first_state(folders, iteration=iteration) is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,6 +48,7 @@ class _Saved:
         data_start: Megatron's consumed samples where the data began.
         time: time of the save in nanoseconds, to choose the latest of several states.
         run: the lanes.
+        tokens: used by the rank, by source; on the first rank with those of earlier processes of all ranks.
     """
 
     iteration: int
@@ -55,6 +57,7 @@ class _Saved:
     time: int
     data_start: int
     run: RunState
+    tokens: dict[str, int]
 
     @property
     def moment(self) -> tuple[Any, ...]:
@@ -94,13 +97,14 @@ def _read(path: Path) -> _Saved:
     numbers["data_start"] = saved.get("data_start", 0)
     if not all(isinstance(number, int) for number in numbers.values()):
         raise CheckpointError(f"{path} is damaged: its numbers are {numbers}")
-    return _Saved(**numbers, run=run)
+    return _Saved(**numbers, run=run, tokens=dict(saved.get("tokens", {})))
 
 
 def find_state(
     folders: list[Path], *, iteration: int, consumed: int, fingerprint: Mapping[str, Any]
-) -> tuple[list[RunState], int]:
-    """The states of an iteration that hold all lanes of one run, from any number of files, and where its data began.
+) -> tuple[list[RunState], int, dict[str, int]]:
+    """The states of an iteration that hold all lanes of one run, from any number of files; where its data began, and
+    the tokens that it used, by source.
 
     If a folder has complete states of several saves or runs, those of the present data are preferred, then those at
     `consumed`, then the latest.
@@ -142,7 +146,10 @@ def find_state(
                 max(saved.time for saved in group),
             ),
         )
-        return [saved.run for saved in best], best[0].data_start
+        tokens = Counter[str]()
+        for each in {tuple(sorted(saved.run.lanes)): saved.tokens for saved in best}.values():
+            tokens.update(each)
+        return [saved.run for saved in best], best[0].data_start, dict(tokens)
     for group in moments.values():
         ranks = " and ".join(map(str, sorted({saved.dp_size for saved in group})))
         reasons.append(

@@ -526,6 +526,13 @@ class TestStates:
             self.save(folder, recipe, tiny_tokenizer, ranks, name=name)
             states = self.find(recipe, tiny_tokenizer, tmp_path / "none", folder)
             assert len(states) == ranks and self.lanes(states) == list(range(BATCH))
+            found = find_state([folder], iteration=2, consumed=16, fingerprint={})
+            assert found[1] == 0 and sum(found[2].values()) == 2 * BATCH * (SEQ + 1)
+            loader = TrainLoader(pipeline_of(recipe, tiny_tokenizer), BatchForm(SEQ, 1, 1), dict)
+            loader.count_from(found[2])
+            next(loader)
+            assert sum(loader.save_state()["tokens"].values()) == (2 * BATCH + 2) * (SEQ + 1)
+            loader.close()
 
     def test_or_the_history_say_how_many_lanes_a_run_has_that_goes_on(self, recipe, tiny_tokenizer, tmp_path):
         load = str(tmp_path)

@@ -7,7 +7,9 @@ from dataclasses import replace
 from importlib import import_module
 from itertools import pairwise
 from types import ModuleType, SimpleNamespace
+from unittest import mock
 
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -86,6 +88,12 @@ def ranks_of(config, tokenizer, ranks, local, keys=None):
 def take(loader, count):
     iterator = iter(loader)
     return [next(iterator) for _ in range(count)], iterator
+
+
+def in_one_job(loaders):
+    """What ranks of one job tell each other of their tokens."""
+    groups = [(rank, np.broadcast_to(loader.progress.tokens, 2).tolist()) for rank, loader in enumerate(loaders)]
+    return mock.patch("torchtitan_zephon.loader.gather", lambda mine: groups)
 
 
 def step(loaders, local):
@@ -400,7 +408,8 @@ class TestState:
         iterators = [iter(loader) for loader in loaders]
         for _ in range(steps):
             step(iterators, local)
-        states = [loader.state_dict() for loader in loaders]
+        with in_one_job(loaders):
+            states = [loader.state_dict() for loader in loaders]
         assert all(torch.equal(state["run"], states[0]["run"]) for state in states)
         together = {key: value for state in states for key, value in state.items()}
         return together, step(iterators, local)
@@ -409,8 +418,12 @@ class TestState:
     def test_of_two_ranks_is_loaded_by_any_number(self, recipe, tokenizer, ranks, local, more):
         recipe.write_text(more + recipe.read_text())
         keys, following = self.saved(recipe, tokenizer, 2, 2)
-        loaders = [iter(loader) for loader in ranks_of(config(recipe), tokenizer, ranks, local, keys)]
+        resumed = ranks_of(config(recipe), tokenizer, ranks, local, keys)
+        # Tokens are counted on from those of both ranks.
+        assert sum(np.sum(loader.progress.tokens) for loader in resumed) == 2 * BATCH * (SEQ + 1)
+        loaders = [iter(loader) for loader in resumed]
         assert step(loaders, local) == following
+        assert sum(np.sum(loader.progress.tokens) for loader in resumed) == 3 * BATCH * (SEQ + 1)
 
     def test_of_other_data_is_refused_and_accepted_on_purpose(self, recipe, tokenizer):
         keys, _ = self.saved(recipe, tokenizer, 1, 8)
@@ -460,9 +473,10 @@ class TestState:
         gathered = []  # from each rank, of its own lanes
         gather = "torchtitan_zephon.checkpointing.gather"
         monkeypatch.setattr(gather, lambda mine: [gathered.append(mine) or mine])
-        assert len([loader.state_dict() for loader in loaders]) == len(gathered) == 2
-        monkeypatch.setattr(gather, lambda mine: gathered)
-        states = [loader.state_dict() for loader in loaders]
+        with in_one_job(loaders):
+            assert len([loader.state_dict() for loader in loaders]) == len(gathered) == 2
+            monkeypatch.setattr(gather, lambda mine: gathered)
+            states = [loader.state_dict() for loader in loaders]
         monkeypatch.undo()
         assert torch.equal(states[0]["run"], states[1]["run"])
         following = step(iterators, 4)

@@ -33,11 +33,12 @@ _RUN_BYTES = 256 << 10  # ten thousand datasets take about half of it
 _AFRESH = "To begin the data at its start, set --dataloader.start_afresh, which a restarted job may keep."
 
 
-def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, torch.Tensor]:
+def to_keys(state: Mapping[str, Any], global_batch: int | None, tokens: Mapping[str, int]) -> dict[str, torch.Tensor]:
     """The keys for a state of `Pipeline.checkpoint`.
 
     Args:
         global_batch: records per step, if known.
+        tokens: used by all ranks since the start of the run, by source.
 
     Raises:
         CheckpointError: the state was taken inside a round, so only ranks of the same topology could load it.
@@ -53,7 +54,7 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None) -> dict[str, tor
     if read.earlier:
         run = merge_checkpoints(gather(run))
     return {
-        _RUN: _packed(json.dumps({"state": run, "global_batch": global_batch}, sort_keys=True)),
+        _RUN: _packed(json.dumps({"state": run, "global_batch": global_batch, "tokens": dict(tokens)}, sort_keys=True)),
         **{
             f"{_LANE}{lane}": torch.tensor([*start.as_list(), _checksum(lane, start)], dtype=torch.int64)
             for lane, start in read.lanes.items()
@@ -69,15 +70,15 @@ def blank_keys(topology: Topology, numbers: int) -> dict[str, torch.Tensor]:
     }
 
 
-def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
-    """The state for `Pipeline.restore`, and the records per step of the run that saved it, if known.
+def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None, dict[str, int]]:
+    """The state for `Pipeline.restore`; of the run that saved it the records per step, if known, and tokens by source.
 
     Raises:
         CheckpointError: the keys are of another loader, or damaged.
     """
     try:
         run = json.loads(_unpacked(keys[_RUN]))
-        state, global_batch = run["state"], run["global_batch"]
+        state, global_batch, tokens = run["state"], run["global_batch"], dict(run.get("tokens", {}))
         lanes = {int(key.removeprefix(_LANE)): keys[key].tolist() for key in keys if key.startswith(_LANE)}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, struct.error, zlib.error):
         raise CheckpointError(
@@ -94,7 +95,7 @@ def from_keys(keys: Mapping[str, Any]) -> tuple[dict[str, Any], int | None]:
             )
         starts[lane] = start
     restored = replace(RunState.from_dict(state), lanes=starts).to_dict()
-    return restored, global_batch if isinstance(global_batch, int) else None
+    return restored, global_batch if isinstance(global_batch, int) else None, tokens
 
 
 def _packed(text: str) -> torch.Tensor:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 from torchtitan.tools.utils import device_type
 
 from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, state_left_out, to_keys
@@ -30,6 +31,7 @@ from zephon.loader import (
     check_writable,
     compact_index,
     evaluation_recipe,
+    gather,
     is_distributed,
     on_all_ranks,
     on_first_rank,
@@ -209,7 +211,7 @@ class ZephonDataLoader(BaseDataLoader):
         if ahead is None:
             if self._pipeline.awaits_state:
                 return blank_keys(self._topology, 7)
-            return to_keys(self._pipeline.checkpoint(), self._topology.global_batch)
+            return to_keys(self._pipeline.checkpoint(), self._topology.global_batch, self._tokens_of_job())
         if ahead.absent and self._config.start_afresh:
             _log.warning("the checkpoint has no state of this loader; start_afresh begins the data at their start.")
             return {}
@@ -226,8 +228,10 @@ class ZephonDataLoader(BaseDataLoader):
         """
         if not state_dict:
             return
-        state, before = from_keys(state_dict)
+        state, before, tokens = from_keys(state_dict)
         self._pipeline.restore(state, allow_changes=self._config.allow_changes, remedy="--dataloader.allow_changes")
+        if self._topology.dp_group_id == 0:  # metrics sum over ranks
+            self.progress.tokens = np.array([int(tokens.get(name, 0)) for name in self.mixture()], dtype=np.int64)
         now = self._topology.global_batch
         if before and now and before != now:
             _log.warning(
@@ -236,6 +240,13 @@ class ZephonDataLoader(BaseDataLoader):
                 now,
                 self.cursor,
             )
+
+    def _tokens_of_job(self) -> dict[str, int]:
+        """Tokens used since the start of the run, by source, over all ranks. Collective once batches are taken."""
+        names = list(self.mixture())
+        mine = self._topology.dp_group_id, np.broadcast_to(self.progress.tokens, len(names)).tolist()
+        groups = dict(gather(mine) if self._started else [mine])  # peers count the same tokens
+        return dict(zip(names, map(sum, zip(*groups.values(), strict=True)), strict=True))
 
     def close(self) -> None:
         """End the threads of the pipeline."""
