@@ -133,7 +133,7 @@ def test_rows_without_text_are_skipped_and_counted(tiny_tokenizer):
 @pytest.mark.parametrize("estimation", [None, TokenEstimation()])
 def test_datasets_without_any_text_are_an_error_and_no_hang(tiny_tokenizer, runner, estimation):
     blank = pipeline_of(tiny_tokenizer, [None, " "] * 50, runner=runner)
-    with pytest.raises(DataError, match="null, empty, only white space"):
+    with pytest.raises(DataError, match="null, empty or only white space"):
         next(iter(blank))
     two = pipeline_of(tiny_tokenizer, WORDS, [""], runner=runner, token_estimation=estimation)
     if estimation:

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from examples.corpus import write_recipe
 from zephon import DataRecipe, Pipeline, RecipeError
 from zephon.cli.plan import Forecast
 from zephon.io import Dataset
@@ -103,3 +104,18 @@ def test_plan_of_data_that_ends_says_where(zephon, corpus):
     common = [recipe, "--tokenizer", corpus / "tokenizer", "--seq-len", 31, "--global-batch", 8]
     code, out, _ = zephon("plan", *common, "--tokens", "1b")
     assert code == 0 and out.startswith("the data ends after ") and "1.00" in out
+
+
+@pytest.mark.parametrize("sources", [["a"], ["a", "b"]])
+def test_plan_tells_the_steps_that_a_run_over_data_that_ends_makes(zephon, corpus, tmp_path, sources):
+    paths = {"a": corpus / "a.jsonl", "b": corpus / "b.jsonl.gz"}
+    write_recipe(tmp_path / "r.toml", {name: paths[name] for name in sources}, keys={"repeat": False})
+    common = [tmp_path / "r.toml", "--tokenizer", corpus / "tokenizer", "--seq-len", 31, "--global-batch", 8]
+    pipeline = Pipeline.from_recipe(
+        tmp_path / "r.toml", tokenizer=corpus / "tokenizer", seq_len=31, microbatch_size=8, global_batch=8
+    )
+    made = sum(1 for _ in pipeline)
+    code, out, _ = zephon("plan", *common, "--steps", 5000)
+    assert code == 0 and out.startswith(f"the data ends after {made} of the 5,000 steps"), out
+    code, out, _ = zephon("plan", *common, "--steps", made)
+    assert code == 0 and f"planned tokens, {made} steps" in out and "ends" not in out

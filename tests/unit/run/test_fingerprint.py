@@ -276,8 +276,9 @@ def test_a_newer_template_beside_the_tokenizer_is_seen(tmp_path, tiny_tokenizer)
 
 
 def test_the_format_of_files_that_do_not_say_it_is_seen(tmp_path, tiny_tokenizer):
-    for name in ("ids.bin", "elsewhere.bin"):
-        np.arange(2, 202, dtype="<u4").tofile(tmp_path / name)
+    names = ("ids", "elsewhere")
+    for name in names:
+        np.arange(2, 202, dtype="<u4").tofile(tmp_path / f"{name}.bin")
     pipelines = [
         pipeline_of(tiny_tokenizer, source_of(Dataset.from_path("d", tmp_path / "ids.bin", fmt)), "pretokenized", given)
         for fmt in ("uint16", "uint32")
@@ -286,6 +287,11 @@ def test_the_format_of_files_that_do_not_say_it_is_seen(tmp_path, tiny_tokenizer
     assert batches(pipelines[0]) != batches(pipelines[1])
     with pytest.raises(CheckpointError, match="formats: d was 'uint16', is 'uint32'"):
         pipelines[1].restore(pipelines[0].checkpoint())
+    for pipeline in pipelines:  # also by what is kept of earlier measurements
+        datasets = [Dataset.from_path(n, tmp_path / f"{n}.bin", pipeline._source.datasets[0].fmt) for n in names]
+        pipeline._source = source_of(*datasets)
+        pipeline._compiled = pipeline._ratios = None
+    assert pipelines[0].fingerprint()["tokens_per_row"] != pipelines[1].fingerprint()["tokens_per_row"]
     (tmp_path / "d.jsonl").write_text('{"text": "some words"}\n' * 9)
     named, found = (
         pipeline_of(tiny_tokenizer, source_of(Dataset.from_path("d", tmp_path / "d.jsonl", fmt)))

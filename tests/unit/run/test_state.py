@@ -251,12 +251,12 @@ def test_a_changed_weight_is_told_as_written(tiny_tokenizer):
 
 
 def test_where_the_data_go_on_and_what_is_left_out_is_logged(tiny_tokenizer, states, caplog):
-    pipeline = build(tiny_tokenizer, global_batch=8).restore(states)
+    pipeline = build(tiny_tokenizer, global_batch=4).restore(states)
     with caplog.at_level(logging.INFO, "zephon"):
-        pipeline.skip(4, 6)
+        pipeline.skip(6, 8)
         next(iter(pipeline))
-    assert "left out: steps 5 to 6, which are records 32 to 47" in caplog.text
-    assert "the data go on at record 20, inside step 3" in caplog.text
+    assert "left out: steps 7 to 8, which are records 24 to 31" in caplog.text
+    assert "the data go on at record 20, in step 6" in caplog.text
 
 
 def test_only_what_can_differ_can_be_allowed_to(tiny_tokenizer, states):

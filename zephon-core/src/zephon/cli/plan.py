@@ -6,6 +6,7 @@ import sys
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import cache
+from itertools import islice
 from typing import Annotated
 
 import typer
@@ -14,6 +15,7 @@ from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, op
 from zephon.cli.output import count, print_table
 from zephon.config.keys import Count, check
 from zephon.config.recipe import DataRecipe
+from zephon.config.topology import FEED_BYTES
 from zephon.errors import RecipeError
 from zephon.pipeline import Pipeline
 from zephon.run.build import chain_of
@@ -21,6 +23,7 @@ from zephon.run.compile import Compiled
 
 _COLUMNS = 60
 _BARS = " \u2581\u2582\u2583\u2584\u2585\u2586\u2587\u2588"
+_SAMPLE_TOKENS = 4 << 20
 _DIGITS = " 123456789"
 
 
@@ -94,7 +97,7 @@ def plan(
     chain_of(config)  # refuses recipes that continue each other in a circle
     own = config.replace(continue_from=None)
     pipeline = open_pipeline(
-        own, tokenizer, seq_len, 1, global_batch=global_batch, canonical_replicas=canonical_replicas
+        own, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
     total = steps * global_batch * (seq_len + 1) if steps is not None else int(check(Count, tokens, "--tokens"))
     _report(pipeline, total, max_passes, taken_over=config.continue_from is not None)
@@ -104,11 +107,17 @@ def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bo
     compiled = pipeline.compiled
     forecast = Forecast(compiled)
     names = list(compiled.plan.dataset_names)
-    if forecast.tokens is not None and forecast.tokens < total:
-        print(f"the data ends after {count(forecast.tokens)} of the {count(total)} tokens")
-        total = forecast.tokens
-    steps = total // compiled.tokens_per_step if compiled.tokens_per_step else 0
-    print(f"{count(total)} planned tokens, {steps:,} steps" + ", from the takeover on" * taken_over)
+    assert compiled.tokens_per_step
+    steps, about = total // compiled.tokens_per_step, ""
+    end, unit = _read(pipeline, steps)
+    total = round(total / unit)
+    if forecast.tokens is not None and (end is not None or forecast.tokens < total):
+        if end is None:
+            end, about = -(-round(forecast.tokens * unit) // compiled.tokens_per_step), "about "
+        if end < steps:
+            print(f"the data ends after {about}{end:,} of the {steps:,} steps")
+        steps, total = end, min(total, forecast.tokens)
+    print(f"{count(total * unit)} planned tokens, {about}{steps:,} steps" + ", from the takeover on" * taken_over)
     marks = _BARS if (sys.stdout.encoding or "").lower().startswith("utf") else _DIGITS
     columns = [forecast.shares(total * k / _COLUMNS, total * (k + 1) / _COLUMNS) for k in range(_COLUMNS)]
     width = max(map(len, names))
@@ -121,12 +130,29 @@ def _report(pipeline: Pipeline, total: int, max_passes: float, *, taken_over: bo
     lines = []
     for name, dataset, read, share in zip(names, compiled.datasets, rows, whole, strict=True):
         passes = read / dataset.catalog.rows
-        planned = read * compiled.tokens_per_row[name]
+        planned = read * compiled.tokens_per_row[name] * unit
         lines.append([name, f"{share:.1%}", count(planned), f"{round(read):,}", f"{passes:.2f}"])
     print_table(["source", "share", "tokens", "rows", "passes"], lines, right="lrrrr")
     for name, *_, passed in lines:
         if float(passed) > max_passes:
             print(f"warning: {name} has {passed} passes, more than {max_passes:g} (--max-passes)")
+
+
+def _read(pipeline: Pipeline, steps: int) -> tuple[int | None, float]:
+    """The step with which the data ends, as read; None if it ends after `steps` or is too large to read for that. And
+    the tokens that a planned one stands for, where planning counts bytes of text."""
+    compiled = pipeline.compiled
+    small = compiled.source.finite and sum(int(each.catalog.bytes) for each in compiled.datasets) <= FEED_BYTES
+    if not small and compiled.source.counts_tokens:
+        return None, 1.0
+    most = steps + 1 if small else max(1, _SAMPLE_TOKENS // (compiled.tokens_per_step or 1))
+    taken = sum(1 for _ in islice(pipeline, most))
+    ended, mixture = pipeline.left_over is not None, pipeline.mixture()
+    pipeline.close()
+    if compiled.source.counts_tokens:
+        return taken if ended else None, 1.0
+    planned = sum(each.rows * compiled.tokens_per_row[name] for name, each in mixture.items())
+    return taken if ended else None, sum(each.tokens for each in mixture.values()) / planned
 
 
 def _mark(share: float, marks: str) -> str:

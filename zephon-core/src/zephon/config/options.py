@@ -138,7 +138,7 @@ class RunSettings:
 class CacheOptions:
     """What is kept on this node's disk and in this process's memory: `io_options={"cache": {...}}`."""
 
-    enabled: bool = key(True, "Keep indexes of datasets, and data of stores, on disk.", decides_data=False)
+    enabled: bool = key(True, "Keep indexes of datasets, data of stores and decoded data on disk.", decides_data=False)
     dir: Folder | None = key(
         None, "The folder; by default ZEPHON_CACHE_DIR, or zephon in the user's cache folder.", decides_data=False
     )
@@ -171,6 +171,11 @@ class CacheOptions:
     def data_dir(self) -> Path | None:
         """The folder for data of stores, or None where none is kept."""
         return self._folder / "data" if self.enabled else None
+
+    @property
+    def decoded_limit_bytes(self) -> int:
+        """Most bytes of decoded data on disk."""
+        return self.disk_bytes if self.enabled else 0
 
     @property
     def data_limit_bytes(self) -> int | None:

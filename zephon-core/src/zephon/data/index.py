@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
@@ -141,7 +142,8 @@ def kept_figure(index_dir: Path | None, identity: list[object], measure: Callabl
     kept = index_dir / f"{_name([_VERSION, *identity])}.figure"
     with _alone(kept, "every rank measures the tokens per row by itself"):
         if (table := load_table(kept, _FIGURE)) is None:
-            table = pa.table([pa.array([measure()], pa.float64())], _FIGURE)
+            figure = pa.py_buffer(np.array([measure()], dtype=np.float64))  # pa.array would import pandas
+            table = pa.table([pa.Array.from_buffers(pa.float64(), 1, [None, figure])], _FIGURE)
             save_table(kept, table)
         return float(table["figure"][0].as_py())
 

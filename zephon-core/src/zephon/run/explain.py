@@ -87,7 +87,7 @@ def _operator_lines(compiled: Compiled) -> list[str]:
 
 def _engine_lines(compiled: Compiled) -> list[str]:
     plan, topology, options = compiled.plan, compiled.topology, compiled.options
-    cache, disk = options.cache.memory_bytes, options.cache.disk_bytes
+    cache, disk = options.cache.memory_bytes, options.cache.decoded_limit_bytes
     shuffle, ready = plan.shuffle, compiled.ready_records
     workers = "".join(f", {kind} {count}" for kind, count in compiled.workers.items())
     # Decoded data, text and tokens under way, and records ready, cut or shuffled (twice while they are gathered).

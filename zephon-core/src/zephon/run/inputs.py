@@ -55,7 +55,7 @@ class Inputs:
 def open_inputs(source: WorkSource, operators: Operators, options: Options) -> Inputs:
     """Open the datasets and load the tokenizer, side by side: both mostly run outside the interpreter lock."""
     index_dir, skips = options.cache.index_dir, options.faults.skips
-    cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.disk_bytes), open_spans(options.cache)
+    cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.decoded_limit_bytes), open_spans(options.cache)
     untyped = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
     needs = [
         columns_needed(dataset, chain, operators.encode_for(dataset.name), index_dir, skips, spans)
@@ -168,7 +168,14 @@ def measure_ratios(
 
         identity = [
             *(version("zephon-core"), source.seed, estimation.sample_bytes, worker.skips),
-            *(dataset.name, dataset.catalog.fingerprint, need.columns, need.size_column, details[number]),
+            *(
+                dataset.name,
+                dataset.catalog.fmt,
+                dataset.catalog.fingerprint,
+                need.columns,
+                need.size_column,
+                details[number],
+            ),
             *((inputs.tokenizer and (inputs.tokenizer.content_hash, inputs.tokenizer.backend_version)) or ()),
             *(operator.identity() for operator in (*chain, need.encode)),
         ]
