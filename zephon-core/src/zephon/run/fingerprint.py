@@ -24,7 +24,8 @@ from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
 
 STREAM_VERSION = 2
-"""Raised by every change that alters any stream of records for the same recipe, seed and data."""
+"""Raised by every change that alters a stream of records for the same recipe, seed and data, and that no other field of
+the fingerprint tells."""
 
 # How a run can go on over a difference: at its place in the rows, with the same or with other tokens of them; with
 # another recipe that takes over; or not at all.
