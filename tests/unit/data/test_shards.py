@@ -1,6 +1,7 @@
 """Shards of one dataset that lack what others have."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 
@@ -9,8 +10,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from zephon.errors import DataError
+from support.chat_data import CHATML, chat_tokenizer
+from zephon import Pipeline
+from zephon.errors import DataError, PipelineError
 from zephon.io import Dataset, DecodeCache
+from zephon.tokenizer.tokenizer import load_tokenizer
+from zephon.work import StaticMixtureWorkSource
 
 
 def write_parquet(path: Path, table: pa.Table) -> None:
@@ -110,3 +115,45 @@ def test_members_of_a_template_may_be_missing_in_an_archive(tmp_path):
         rows_of(tmp_path, "{cls}:{txt}")
     with pytest.raises(DataError, match=r"no column 'title.txt' in '.*b.tar"):
         rows_of(tmp_path, "title.txt")
+
+
+@pytest.mark.parametrize("fmt", ["parquet", "jsonl"])
+class TestColumnsThatOnlyLaterFilesHave:
+    """They count like those of the first file: a dataset has the columns of all its files."""
+
+    def folder(self, tmp_path: Path, fmt: str, *tables: dict[str, list[object]]) -> Path:
+        for number, columns in enumerate(tables):
+            table = pa.table(columns)
+            (tmp_path / "data").mkdir(exist_ok=True)
+            if fmt == "parquet":
+                write_parquet(tmp_path / f"data/{number}", table)
+            else:
+                lines = "".join(json.dumps(row) + "\n" for row in table.to_pylist())
+                (tmp_path / f"data/{number}.jsonl").write_text(lines)
+        return tmp_path / "data"
+
+    def texts(self, pipeline: Pipeline, tokenizer: Path) -> str:
+        packed = pipeline.pack_flat(63).batch(1)
+        return load_tokenizer(tokenizer).decode(np.concatenate([next(iter(packed)).tokens.ravel() for _ in range(20)]))
+
+    def test_in_maps_and_filters(self, tmp_path: Path, fmt: str, tiny_tokenizer: Path) -> None:
+        folder = self.folder(tmp_path, fmt, {"text": ["one"] * 9}, {"text": ["two"] * 9, "lang": ["en"] * 9})
+        source = StaticMixtureWorkSource([Dataset.from_path("web", folder)])
+        mapped = Pipeline(source).map_transform(lambda row: {"text": f"{row['text']} {row['lang']}"})
+        text = self.texts(mapped.tokenize(tiny_tokenizer), tiny_tokenizer)
+        assert "one None" in text and "two en" in text
+        filtered = Pipeline(source).filter("lang == 'en'").tokenize(tiny_tokenizer)
+        assert "two" in (text := self.texts(filtered, tiny_tokenizer)) and "one" not in text
+
+    def test_in_conversations(self, tmp_path: Path, fmt: str) -> None:
+        talk = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]
+        first, second = {"messages": [talk] * 9}, {"messages": [talk] * 9, "tools": ['[{"name": "TOOL"}]'] * 9}
+        folder = self.folder(tmp_path, fmt, first, second)
+        source = StaticMixtureWorkSource([Dataset.from_path("chat", folder)])
+        template = "{% for t in tools or [] %}{{ t['name'] }}{% endfor %}" + CHATML
+        pipeline = Pipeline(source).tokenize_chat(chat_tokenizer(), chat_template=template, loss="all")
+        assert "TOOL" in self.texts(pipeline, chat_tokenizer())
+        third = self.folder(tmp_path, fmt, first, {**second, "system": ["be kind"] * 9})
+        source = StaticMixtureWorkSource([Dataset.from_path("chat", third)])
+        with pytest.raises(PipelineError, match='does not use column "system"'):
+            next(iter(Pipeline(source).tokenize_chat(chat_tokenizer(), chat_template=CHATML).pack_flat(63).batch(1)))

@@ -16,7 +16,7 @@ from zephon.columns.damage import Damaged, LostShard
 from zephon.columns.template import template_of
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog, scan_shards
-from zephon.data.columns import require_somewhere
+from zephon.data.columns import has_column, physical_columns, require_somewhere
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format
 from zephon.data.formats.registry import format_named, select_format
@@ -147,6 +147,29 @@ class Dataset:
         if first is None:
             return {}
         raise DataError(f"no file of '{path}' can be read; the first: {first}") from first
+
+    def columns_of_all(
+        self,
+        first: Mapping[str, str | None],
+        size_column: str,
+        index_dir: Path | None = None,
+        *,
+        skips: bool = False,
+        spans: Spans | None = None,
+    ) -> dict[str, str | None]:
+        """The columns of all files, which a scan tells: the `first` ones, those of `columns`, and then the others.
+
+        Args:
+            size_column: a column to scan for, as for `open`; another one where it is not among the first.
+            index_dir, skips, spans: as for `columns`.
+        """
+        if self.table is not None or not first:
+            return dict(first)
+        if not has_column(size_column, first):
+            size_column = next(iter(first))
+        _, _, _, kinds, _ = self._scanned(size_column, index_dir, False, lost=[] if skips else None, spans=spans)
+        is_loose, known = any(kind is not None for kind in first.values()), {*first, *physical_columns([size_column])}
+        return {**first, **{name: kind if is_loose else None for name, kind in kinds.items() if name not in known}}
 
     def open(
         self,

@@ -60,7 +60,12 @@ def columns_needed(
         renamed = {encode.field: document}
     else:
         renamed = {}
-    present = dataset.columns(index_dir, skips=skips, spans=spans)
+    present: Mapping[str, str | None] = dataset.columns(index_dir, skips=skips, spans=spans)
+    if hasattr(encode, "resolved"):
+        document = encode.resolved([*present], dataset.name, {*present}).field
+    elif not renamed:
+        document = encode.field
+    present = dataset.columns_of_all(present, document, index_dir, skips=skips, spans=spans)
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     if isinstance(encode, Pretokenized) and not {Pretokenized.field, encode.field} & {*present} and len(present) == 1:
