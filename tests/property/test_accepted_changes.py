@@ -2,6 +2,7 @@
 
 import re
 
+import numpy as np
 import pytest
 
 from support import train_tiny_tokenizer
@@ -157,13 +158,42 @@ def test_the_way_that_a_refusal_names_works(tokenizers):
     assert set(rows) == ROWS
 
 
-def test_a_takeover_with_an_accepted_change_loses_no_row(tokenizers):
+def test_a_takeover_after_an_accepted_change_loses_no_row_and_both_at_once_are_refused(tokenizers):
     first = build(tokenizers)
     used = [batch for _, batch in zip(range(4), first, strict=False)]
     old = StaticMixtureWorkSource([A, B], **ENDS)
     new = StaticMixtureWorkSource([B, A], mixture={"a": 1, "b": 2}, continues=old, **ENDS)
     with pytest.raises(CheckpointError, match="shuffle: was"):
         build(tokenizers, source=new, shuffle=30).restore(first.checkpoint())
-    second = build(tokenizers, source=new, shuffle=30).restore(first.checkpoint(), allow_changes="shuffle")
+    with pytest.raises(CheckpointError, match="restore the state under the earlier recipe with these changes first"):
+        build(tokenizers, source=new, shuffle=30).restore(first.checkpoint(), allow_changes="shuffle")
+    changed = build(tokenizers, source=old, shuffle=30).restore(first.checkpoint(), allow_changes="shuffle")
+    second = build(tokenizers, source=new, shuffle=30).restore(changed.checkpoint())
     later = rows_of(list(build(tokenizers, source=new, shuffle=30).restore(second.checkpoint())))
     assert {row for _, row in [*rows_of(used), *later]} == ROWS and later == rows_of(list(second))
+    with pytest.raises(
+        CheckpointError, match=r"continues cannot be accepted. A run that took over from another goes on"
+    ):
+        build(tokenizers, source=new, shuffle=20).restore(second.checkpoint(), allow_changes=["shuffle", "continues"])
+
+
+def test_a_takeover_after_an_accepted_change_begins_with_the_first_rows_of_a_new_source():
+    old_data = Dataset.from_dict("a", {"input_ids": [[number] * 20 for number in range(600)]})
+    new_data = Dataset.from_dict("c", {"input_ids": [[10**4 + number] * 20 for number in range(60)]})
+    settings = {"token_estimation": False, "seed": 1, "chunk_size": 16}
+    old = StaticMixtureWorkSource([old_data], {"a": 1}, **settings)
+    new = StaticMixtureWorkSource([old_data, new_data], {"a": 1, "c": 1}, continues=old, **settings)
+
+    def pipe(source, seed):
+        pipeline = Pipeline(source).options(canonical_replicas=1, runner="inline").pretokenized().pack_flat(32)
+        return pipeline.shuffle(16, seed=seed).batch(2)
+
+    for steps in (0, 16, 32, 40):
+        first = pipe(old, 3)
+        stream = iter(first)
+        for _ in range(steps):
+            next(stream)
+        changed = pipe(old, 9).restore(first.checkpoint(), allow_changes=["shuffle"])
+        stream = iter(pipe(new, 9).restore(changed.checkpoint()))
+        tokens = np.concatenate([next(stream).tokens.ravel() for _ in range(110)])
+        assert set(range(10**4, 10**4 + 60)) <= set(tokens.tolist())

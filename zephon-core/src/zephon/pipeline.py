@@ -425,6 +425,12 @@ class Pipeline:
                 "stateful_transform cannot be taken over at all); leave them as they were."
             )
         compiled = before.compiled
+        if compiled.history != read.history:
+            raise CheckpointError(
+                "this run takes over from an earlier one, and other changes are to be accepted at the same time, with "
+                "which the places of lanes move; restore the state under the earlier recipe with these changes first, "
+                "and take over from a state that it saves."
+            )
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
             raise CheckpointError(

@@ -74,8 +74,10 @@ def show(
         try:
             place.restore(read_states(state))
         except CheckpointError as error:
+            if not error.changes:
+                raise DataError(f"{state} cannot be used: {error}") from None
             changes = "; ".join(map(str, error.changes))
-            raise DataError(f"{state} is of a run with other data: {changes}.") from None if changes else error
+            raise DataError(f"{state} is of a run with other data: {changes}.") from None
     if place.awaits_state:
         raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
     if not (state or account):

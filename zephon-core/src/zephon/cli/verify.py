@@ -133,9 +133,10 @@ def _verify_ledgers(folders: Sequence[Path], global_batch: int | None, plot: Pat
     word = "step" if unit else "round"
     steps = [ledger.step_digests(unit or ledgers[0].lanes) for ledger in ledgers]
     differences = [None, *(compare(ledgers[0], ledger) for ledger in ledgers[1:])]
+    shared = set.intersection(*map(set, steps))
     rows = []
     for folder, ledger, digests, difference in zip(folders, ledgers, steps, differences, strict=True):
-        same = "first" if ledger is ledgers[0] else "no" if difference else "yes"
+        same = "first" if ledger is ledgers[0] else "no" if difference else "yes" if shared else "not compared"
         rows.append([str(folder), str(ledger.lanes), f"{len(ledger.sequence):,}", steps_text(digests), same])
     print_table(["run", "lanes", "records", f"whole {word}s", "identical"], rows, right="lrr")
     if plot:
@@ -145,7 +146,6 @@ def _verify_ledgers(folders: Sequence[Path], global_batch: int | None, plot: Pat
         print(f"different: {difference.text}")
     if any(differences):
         return False
-    shared = set.intersection(*map(set, steps))
     if not shared:
         print(f"the runs share no whole {word}, so nothing could be compared")
         return False

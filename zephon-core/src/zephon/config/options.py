@@ -152,7 +152,7 @@ class CacheOptions:
         "Decoded data held in memory by this process; half as much again for data of stores.",
         decides_data=False,
     )
-    disk_bytes: Size | Literal[0] = key(
+    disk_bytes: Whole = key(
         16 << 30,
         "Decoded data beyond that which this process may write to the folder for temporary files (TMPDIR), where many "
         "datasets or lanes are read at a time; 0 for none.",

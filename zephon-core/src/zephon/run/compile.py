@@ -145,7 +145,7 @@ class Compiled:
     def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
         """A state of this run, or of one that differs in what is allowed, and the pipeline to go on from it."""
         again = f"the rows of {read.repeated:,} records, used since lanes could be entered, come again."
-        cost = f"No row is lost then; {again} "
+        cost = f"No row is lost then, but what the new packing leaves out; {again} "
         where = "the state was taken with other data"
         told: dict[str, Any] = {"remedy": remedy, "cost": cost, "explain": self.describe_growth}
         accepted = check_fingerprint(read.fingerprint, self.fingerprint, allow=allow, where=where, **told)

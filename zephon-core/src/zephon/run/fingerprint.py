@@ -69,6 +69,9 @@ _WAYS = {
     _TAKEOVER: f"{_PLACES}set it back, or change it {_TAKE_OVER}",
     _FIXED: f"{_PLACES}set it back; it is fixed for the life of a run.",
 }
+_WAYS_OF = {
+    "continues": "A run that took over from another goes on with what it had then: set back what else differs.",
+}
 _FILES_WAY = f"{_PLACES}give the run the files and column that it had; others need a name of their own {_TAKE_OVER}"
 _COUNTED_WAY = (
     "Records are counted from the start of the run, where the data were others: set it back, or resume from a state."
@@ -252,7 +255,7 @@ def _judged(change: Change, *, counted: bool) -> Change:
         way = "" if differing <= {"revision", "weight"} else _FILES_WAY
     if counted and kind != _SAME:
         way = _COUNTED_WAY
-    return replace(change, way=way or _WAYS.get(kind, ""), is_exact=kind == _SAME)
+    return replace(change, way=way or _WAYS_OF.get(change.name) or _WAYS.get(kind, ""), is_exact=kind == _SAME)
 
 
 def check_allowed(
