@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+import os
 from argparse import Namespace
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
 from megatron_zephon.batches import packs
-from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError
+from zephon import DataRecipe, Pipeline, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
 from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, resolve_lanes
 
 _OTHER_DATA = (
@@ -50,11 +51,32 @@ def check_recipes(args: Namespace) -> None:
     Raises:
         RecipeError: a recipe is missing or invalid.
     """
+    for option, path in _recipes(args):
+        read_recipe(path, args, option=option)
+
+
+def _recipes(args: Namespace) -> list[tuple[str, str]]:
+    """Options that name recipes, and the paths."""
     options = ("--zephon-data-config", "--zephon-valid-data-config", "--zephon-test-data-config")
     groups = ([args.zephon_data_config], args.zephon_valid_data_config or [], [args.zephon_test_data_config])
-    for option, paths in zip(options, groups, strict=True):
-        for path in filter(None, paths):
-            read_recipe(path, args, option=option)
+    return [(option, path) for option, paths in zip(options, groups, strict=True) for path in paths if path]
+
+
+def check_data(args: Namespace) -> None:
+    """Open the data of all recipes, on the first rank of every node, before the model is built.
+
+    Raises:
+        ZephonError: a path, column, filter or the tokenizer is wrong; names the option.
+    """
+    tokenizer = tokenizer_path(args)
+    for option, path in _recipes(args) if os.environ.get("LOCAL_RANK", "0") == "0" else ():
+        recipe = read_recipe(path, args, option=option)
+        recipe = recipe.replace(canonical_replicas=1, feeds="auto", continue_from=None)
+        sizes = {"seq_len": args.seq_length, "microbatch_size": 1, "global_batch": args.global_batch_size}
+        try:
+            Pipeline.from_recipe(recipe, tokenizer=tokenizer, **sizes).fingerprint()
+        except ZephonError as error:
+            raise PipelineError(f"{option} {path}: {error}") from error.__cause__
 
 
 def check_program(args: Namespace) -> None:

@@ -40,6 +40,7 @@ from megatron_zephon.blend import main as blend_main
 from megatron_zephon.checks import (
     _DATASET_OPTIONS,
     _OTHER_DATA,
+    check_data,
     check_options,
     check_program,
     check_special_tokens,
@@ -202,6 +203,26 @@ class TestOptions:
         else:
             with pytest.raises(ZephonError, match=message):
                 program.parse(extra_args_provider=add_mine)
+
+    @pytest.mark.parametrize(
+        "source, message",
+        [
+            ("path = 'nowhere'", "does not exist"),
+            ("path = 'a.jsonl'\ntext_field = 'body'", "no column 'body'"),
+            ("path = 'a.jsonl'\nfilter = 'lang == \"en\"'", 'needs the column "lang"'),
+        ],
+    )
+    def test_of_data_that_cannot_be_read_are_refused_before_the_model_is_built(
+        self, tmp_path, monkeypatch, tiny_tokenizer, source, message
+    ):
+        (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
+        recipe = tmp_path / "recipe.toml"
+        recipe.write_text(f"[[sources]]\nname = 'a'\n{source}\n")
+        args = args_of(f"--zephon-data-config={recipe}", f"--zephon-tokenizer={tiny_tokenizer}")
+        with pytest.raises(PipelineError, match=rf"--zephon-data-config .*recipe.toml: .*{message}"):
+            check_data(args)
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        check_data(args)
 
     def test_that_name_no_difference_of_data_are_refused(self):
         words = 'unknown name of a change in --zephon-allow-changes "sed". Did you mean "seed"'
