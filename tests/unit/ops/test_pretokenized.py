@@ -119,6 +119,13 @@ def test_columns_of_another_type_are_refused_before_the_first_batch(tiny_tokeniz
         Pipeline(source).pretokenized(special_tokens="eos")
 
 
+def test_a_single_column_of_text_is_not_taken_for_token_ids(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "words"}\n')
+    pipeline = Pipeline(StaticMixtureWorkSource([Dataset.from_path("a", tmp_path / "a.jsonl")]))
+    with pytest.raises(PipelineError, match='needs the column "input_ids", which is not there'):
+        next(iter(pipeline.pretokenized().pack_flat(7).batch(1)))
+
+
 def test_a_pipeline_of_ids_needs_no_tokenizer_and_mixes_with_text(tiny_tokenizer):
     ids = Dataset.from_dict("ids", {"input_ids": [[10, 11, 12]] * 50, "loss": [[0, 1, 1]] * 50})
     alone = Pipeline(StaticMixtureWorkSource(datasets=[ids])).options(runner="inline").pretokenized(loss="loss")

@@ -68,7 +68,11 @@ def columns_needed(
     present = dataset.columns_of_all(present, document, index_dir, skips=skips, spans=spans)
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
-    if isinstance(encode, Pretokenized) and not {Pretokenized.field, encode.field} & {*present} and len(present) == 1:
+    if (
+        isinstance(encode, Pretokenized)
+        and not {Pretokenized.field, encode.field} & {*present}
+        and [*present.values()] in ([None], ["json"])
+    ):
         renamed = {Pretokenized.field: next(iter(present))}
     is_loose = any(kind is not None for kind in present.values())
     if hasattr(encode, "resolved"):
