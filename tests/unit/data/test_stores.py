@@ -250,6 +250,25 @@ def test_the_split_of_a_dataset_is_found_by_its_files(hub: Hub, shard, other):
         texts("hf://org/name/dev")
 
 
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("data/*", ["data/a.parquet"]),
+        ("./data/*", ["data/a.parquet"]),
+        ("data/**", ["data/a.parquet", "data/raw/b.parquet"]),
+        ("d*/raw/*", ["data/raw/b.parquet"]),
+        (".w/*", [".w/c.parquet"]),
+        ("__v/*", ["__v/d.parquet"]),
+        ("**", ["data/a.parquet", "data/raw/b.parquet"]),
+    ],
+)
+def test_patterns_of_a_card_mean_files_as_datasets_reads_them(hub, shard, pattern, found):
+    repo = hub.repositories["org/name"] = Repository()
+    repo.commit(dict.fromkeys(["data/a.parquet", "data/raw/b.parquet", ".w/c.parquet", "__v/d.parquet"], shard))
+    repo.card = {"configs": [{"config_name": "default", "data_files": pattern}]}
+    assert list_files("hf://org/name/train").names == found
+
+
 def test_the_card_says_which_files_a_split_has(hub: Hub, shard, other):
     english = {"config_name": "en", "data_files": [{"split": "train", "path": "en/*.parquet"}]}
     german = {"config_name": "de", "data_files": [{"split": "train", "path": ["de/a.parquet"]}]}

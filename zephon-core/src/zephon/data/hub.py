@@ -186,8 +186,13 @@ def _by_card(label: str, entries: Any, folder: str, files: _Files, split: str) -
     start = f"{folder}/" if folder else ""
     chosen = set[str]()
     for pattern in patterns[split]:
-        found = _below(files, start + pattern, hidden=".")
-        chosen.update(name for name in found if is_visible(name) or not MAGIC.search(pattern))
+        found, whole = _below(files, start + pattern, hidden="."), (start + pattern).removeprefix("./")
+        if MAGIC.search(pattern):
+            # Of what matches only files, and hidden ones only where the pattern spells that out.
+            spells = any(part.startswith((".", "__")) for part in whole.split("/"))
+            found = [name for name in found if spells or is_visible(name)]
+            found = [name for name in found if "**" in whole or name.count("/") == whole.count("/")]
+        chosen.update(found)
     if not chosen:
         raise _refused(f"the card of {label}, names {patterns[split]}, and no such file is there")
     return sorted(chosen)
