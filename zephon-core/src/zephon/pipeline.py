@@ -419,17 +419,11 @@ class Pipeline:
         before._options = options.changed({"ledger": None, "flush_index": None, "runner": "inline", "isolate": False})
         theirs = {*FINGERPRINT_NAMES, *read.fingerprint, *(f"dataset {name}" for name in source.names)}
         before.restore(read, allow_changes=theirs.intersection(allow), remedy=remedy)
-        if read.fingerprint.get("row_operators") != before.compiled.fingerprint.get("row_operators"):
-            raise CheckpointError(
-                "row_operators are not those of the run to take over from, which its places depend on (a "
-                "stateful_transform cannot be taken over at all); leave them as they were."
-            )
         compiled = before.compiled
         if compiled.history != read.history:
             raise CheckpointError(
-                "this run takes over from an earlier one, and other changes are to be accepted at the same time, with "
-                "which the places of lanes move; restore the state under the earlier recipe with these changes first, "
-                "and take over from a state that it saves."
+                "other changes cannot be accepted together with a takeover; restore the state under the earlier recipe "
+                "with these changes first, and take over from a state that it saves."
             )
         same_unit = source.counts_tokens == self._source.counts_tokens
         if compiled.operators.mixture and len(source.datasets) > 1 and not same_unit:
