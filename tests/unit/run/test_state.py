@@ -210,7 +210,8 @@ def test_a_change_of_what_decides_data_is_refused_with_a_line_for_each_and_can_b
     first = caught.value.changes[0]
     assert (first.name, first.before, first.now) == ("seq_len", 16, 17)
     assert str(caught.value).endswith(
-        "No row is lost then; the rows of 20 records, used since lanes could be entered, come again. "
+        "No row is lost then, but what the new packing leaves out; the rows of 20 records, used since lanes could be "
+        "entered, come again. "
         "To accept these differences, pass allow_changes=['seq_len', 'shuffle']."
     )
     with pytest.raises(CheckpointError, match=r"pass --allow seq_len$") as caught:
