@@ -129,8 +129,9 @@ def test_types_that_arrow_picks_no_rows_of_come_as_others(tmp_path, suffix, kind
     path = tmp_path / f"part{suffix}"
     try:
         write_table(path, pa.table({"text": ["a", "b", "c"], "x": column}))
-    except pa.ArrowException:
-        pytest.skip("Arrow does not write it either")
+    except pa.ArrowException:  # no file of this kind has such a column, so there is nothing to read
+        assert suffix == ".parquet"
+        return
     taken = open_path(path, ["text", "x"]).take(np.array([2, 1, 0]))["x"]
     assert taken.to_pylist() == [value, None, value]
     assert "string_view" not in str(taken.type)

@@ -13,6 +13,7 @@ from functools import partial
 from itertools import groupby
 from typing import Any
 
+from zephon.columns.arrow import choose_allocator
 from zephon.columns.records import RowBlock, TokenBlock
 from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
@@ -25,6 +26,7 @@ from zephon.ops.rows import RowOperator, Rows, apply_all
 
 def start_engine(setup: EngineSetup) -> Engine:
     """Start an engine."""
+    choose_allocator()
     inline, workers = setup.runner == "inline", dict(setup.workers)
     pool = WorkerPool(1 if inline else workers["tokenize"])
     setup = replace(setup, plan=_with_processes(setup.plan, pool, everything=setup.runner == "process"))

@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from zephon.columns.arrow import choose_allocator
 from zephon.config.options import FaultPolicy, Options, default_workers
 from zephon.curriculum.source import WorkSource
 from zephon.data.cache import DecodeCache
@@ -54,6 +55,7 @@ class Inputs:
 
 def open_inputs(source: WorkSource, operators: Operators, options: Options) -> Inputs:
     """Open the datasets and load the tokenizer, side by side: both mostly run outside the interpreter lock."""
+    choose_allocator()
     index_dir, skips = options.cache.index_dir, options.faults.skips
     cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.decoded_limit_bytes), open_spans(options.cache)
     untyped = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
