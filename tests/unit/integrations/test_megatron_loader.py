@@ -182,13 +182,14 @@ class TestOptions:
             (["--mine=3"], None),
         ],
     )
-    def test_are_checked_and_joined_by_the_programs_own_when_parsed(self, recipe, monkeypatch, line, message):
+    def test_are_checked_and_joined_by_the_programs_own_when_parsed(
+        self, recipe, tiny_tokenizer, monkeypatch, line, message
+    ):
         from megatron_zephon import pretrain_gpt_zephon as program
 
         def parse(extra_args_provider, args_defaults=None):
-            args = args_of(
-                f"--zephon-data-config={recipe}", "--tokenizer-model=x", *[each for each in line if "mine" not in each]
-            )
+            data = f"--zephon-data-config={recipe}", f"--tokenizer-model={tiny_tokenizer}"
+            args = args_of(*data, *[each for each in line if "mine" not in each])
             extra_args_provider(parser := argparse.ArgumentParser())
             return argparse.Namespace(**vars(args), mine=parser.get_default("mine"))
 
