@@ -179,7 +179,7 @@ def test_a_transform_with_a_memory_cannot_be_taken_along(tiny_tokenizer):
         states[stateful] = pipeline.checkpoint()
         pipeline.close()
     for before, after in ((False, True), (True, False), (True, True)):
-        with pytest.raises(ZephonError, match="a stateful_transform|together with a takeover"):
+        with pytest.raises(ZephonError, match=r"a stateful_transform|together with a takeover"):
             build(new, after).restore(states[before], allow_changes=["row_operators", "documents"])
     next(iter(build(new, False).restore(states[False])))
 
