@@ -1,4 +1,4 @@
-"""Files that stay readable whatever happens to their writer: they only grow, by whole entries."""
+"""Files that no fault may spoil: those that only grow, by whole entries, and space that is taken before it is used."""
 
 from __future__ import annotations
 
@@ -44,3 +44,13 @@ def append_whole(file: FileIO, content: bytes) -> None:
         file.truncate(end)
         file.seek(end)
         raise
+
+
+def allocate(fd: int, nbytes: int) -> None:
+    """Give an empty file its space on disk: writing to a hole of a mapped one on a full disk would be fatal."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(fd, 0, nbytes)
+    else:
+        written = 0
+        while written < nbytes:
+            written += os.pwrite(fd, bytes(min(nbytes - written, 1 << 20)), written)

@@ -21,6 +21,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from zephon.columns.appending import allocate
 from zephon.errors import RecipeError
 
 _log = logging.getLogger(__name__)
@@ -99,6 +100,8 @@ class DecodeCache:
         for other, entry in outgoing:
             if (stored := self._disk.store(entry.table)) is not None:
                 with self._lock:
+                    if other in self._tables:  # decoded again meanwhile
+                        continue
                     self._on_disk[other] = _Entry(stored, entry.nbytes, entry.left)
         return table
 
@@ -182,7 +185,7 @@ class _Disk:
                 disk = os.fstatvfs(file.fileno())
                 if disk.f_bavail * disk.f_frsize < nbytes + _LEFT_FREE:
                     return None
-                os.posix_fallocate(file.fileno(), 0, nbytes)  # writing to a hole on a full disk would be fatal
+                allocate(file.fileno(), nbytes)
                 mapped = mmap.mmap(file.fileno(), nbytes)
         except OSError as error:
             _log.warning("decoded data cannot be kept on disk (%s); it is decoded again", error.strerror or error)

@@ -25,6 +25,7 @@ from typing import Any
 
 import numpy as np
 
+from zephon.columns.appending import allocate
 from zephon.errors import WorkerError
 
 _INLINE_BYTES = 32 << 10  # a smaller message is faster through the socket
@@ -156,12 +157,7 @@ def _memory_file(nbytes: int) -> int:
         with tempfile.TemporaryFile(prefix="zephon-") as file:
             fd = os.dup(file.fileno())
     try:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(fd, 0, nbytes)
-        else:
-            written = 0
-            while written < nbytes:
-                written += os.pwrite(fd, bytes(min(nbytes - written, 1 << 20)), written)
+        allocate(fd, nbytes)
     except BaseException:
         os.close(fd)
         raise
