@@ -10,8 +10,8 @@ from typing import Any
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
 from megatron_zephon.batches import packs
-from zephon import DataRecipe, Pipeline, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
-from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, resolve_lanes
+from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
+from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, open_once, resolve_lanes
 
 _OTHER_DATA = (
     "data_path",
@@ -71,10 +71,8 @@ def check_data(args: Namespace) -> None:
     tokenizer = tokenizer_path(args)
     for option, path in _recipes(args) if os.environ.get("LOCAL_RANK", "0") == "0" else ():
         recipe = read_recipe(path, args, option=option)
-        recipe = recipe.replace(canonical_replicas=1, feeds="auto", continue_from=None)
-        sizes = {"seq_len": args.seq_length, "microbatch_size": 1, "global_batch": args.global_batch_size}
         try:
-            Pipeline.from_recipe(recipe, tokenizer=tokenizer, **sizes).fingerprint()
+            open_once(recipe, tokenizer=tokenizer, seq_len=args.seq_length)
         except ZephonError as error:
             raise PipelineError(f"{option} {path}: {error}") from error.__cause__
 

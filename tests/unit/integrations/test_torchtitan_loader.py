@@ -337,6 +337,7 @@ class TestChecks:
         "override, message",
         [
             ({}, None),
+            ({"feeds": 4}, None),
             ({"text_field": "nothing"}, "no column 'nothing'"),
             ({"sources": "gone"}, "does not exist"),
         ],

@@ -35,6 +35,7 @@ from zephon.loader import (
     is_distributed,
     on_all_ranks,
     on_first_rank,
+    open_once,
 )
 
 _log = logging.getLogger("zephon")
@@ -284,9 +285,7 @@ def _check_data(config: ZephonConfig, trainer: Any) -> None:
     _checked.add(key)
     training = trainer.training
     length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
-    Pipeline.from_recipe(
-        recipe, tokenizer=trainer.hf_assets_path, seq_len=length, microbatch_size=1, runner="inline"
-    ).fingerprint()
+    open_once(recipe, tokenizer=trainer.hf_assets_path, seq_len=length)
 
 
 def training_loader() -> ZephonDataLoader | None:

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import Key, keys_of
-from zephon.config.recipe import SourceRecipe
+from zephon.config.recipe import DataRecipe, SourceRecipe
 from zephon.config.topology import Topology, resolve_lanes
 from zephon.errors import Change
+from zephon.pipeline import Pipeline
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
 from zephon.run.index import compact_index
 from zephon.run.job import (
@@ -59,5 +60,17 @@ __all__ = [
     "merge_checkpoints",
     "on_all_ranks",
     "on_first_rank",
+    "open_once",
     "resolve_lanes",
 ]
+
+
+def open_once(recipe: DataRecipe, *, tokenizer: str, seq_len: int) -> None:
+    """Open the data of a recipe and close them, before the framework builds its model; lanes and batch are not checked.
+
+    Raises:
+        ZephonError: a path, column, filter or the tokenizer is wrong.
+    """
+    alone = recipe.replace(canonical_replicas=1, feeds="auto")
+    pipeline = Pipeline.from_recipe(alone, tokenizer=tokenizer, seq_len=seq_len, microbatch_size=1, global_batch=1)
+    pipeline.fingerprint()

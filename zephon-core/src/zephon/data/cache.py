@@ -100,9 +100,8 @@ class DecodeCache:
         for other, entry in outgoing:
             if (stored := self._disk.store(entry.table)) is not None:
                 with self._lock:
-                    if other in self._tables:  # decoded again meanwhile
-                        continue
-                    self._on_disk[other] = _Entry(stored, entry.nbytes, entry.left)
+                    if other not in self._tables:  # nor decoded again meanwhile
+                        self._on_disk[other] = _Entry(stored, entry.nbytes, entry.left)
         return table
 
     def holds(self, key: Hashable) -> bool:

@@ -169,15 +169,8 @@ def measure_ratios(
             return estimation.tokens_per_row(dataset, need.size_column, count, seed=source.seed, failures=failures)
 
         identity = [
-            *(version("zephon-core"), source.seed, estimation.sample_bytes, worker.skips),
-            *(
-                dataset.name,
-                dataset.catalog.fmt,
-                dataset.catalog.fingerprint,
-                need.columns,
-                need.size_column,
-                details[number],
-            ),
+            *(version("zephon-core"), source.seed, estimation.sample_bytes, worker.skips, details[number]),
+            *(dataset.name, dataset.catalog.fmt, dataset.catalog.fingerprint, need.columns, need.size_column),
             *((inputs.tokenizer and (inputs.tokenizer.content_hash, inputs.tokenizer.backend_version)) or ()),
             *(operator.identity() for operator in (*chain, need.encode)),
         ]
