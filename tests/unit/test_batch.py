@@ -163,6 +163,7 @@ def test_padding_is_masked_everywhere(tiny_tokenizer):
         ({"rename_fields": {"input_ids": "labels"}}, "one name to two fields"),
         ({"dtype": "uint32", "eos_mask_loss": True}, "ignore_index -100 does not fit"),
         ({"ignore_index": 1.5}, "ignore_index is 1.5; expected an integer"),
+        ({"shift_labels": 0}, "shift_labels is 0; expected true or false"),
         ({"eos_mask_loss": True, "eos_token_id": -5}, "eos_token_id is -5; expected the id of a token"),
     ],
 )

@@ -202,6 +202,8 @@ class SampleBatch:
             check(_Label, ignore_index, "ignore_index", PipelineError)
         if eos_token_id is not None:
             check(_TokenId, eos_token_id, "eos_token_id", PipelineError)
+        if shift_labels is not None:
+            check(bool, shift_labels, "shift_labels", PipelineError)
         refuse_unknown(names, FIELDS, "field in rename_fields", PipelineError)
         if shift_labels is None and "transformers.modeling_utils" in sys.modules and "input_ids" not in names:
             _warn_of_shift()

@@ -2,7 +2,6 @@
 
 An integration imports `zephon` and `zephon.loader` only. It takes sequence length, tokenizer, batch sizes and ranks
 from its framework, gets batches from `Pipeline.from_recipe`, and stores the state in the framework's own checkpoints.
-
 Here are keys of a recipe, lanes and ranks, the tokenizer, states, comparisons with data of an earlier run or of other
 ranks, collective calls, evaluation and metrics.
 """
