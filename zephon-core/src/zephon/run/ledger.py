@@ -79,6 +79,26 @@ class _File(NamedTuple):
         return _entries(self.path, _RECORD, self.offset)
 
 
+def check_ledger(option: str, folder: str | os.PathLike[str], compiled: Compiled, after: str = "") -> list[_File]:
+    """The ledger files for lanes of this group, once their run is known to be this one.
+
+    Args:
+        option: that names the folder.
+        after: digest of the data of the state that the run goes on from; by default its own.
+
+    Raises:
+        DataError: they are of a run with other data, or damaged.
+    """
+    before = [file for file in _files(folder, compiled.topology) if file.head.data]
+    starts = [(file.head.data, file.head.after) for file in before]
+    if before and starts[-1][0] not in _linked([*starts, (compiled.digest[:16], (after or compiled.digest)[:16])]):
+        raise DataError(
+            f"{option} is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
+            "or that of a run which this one goes on from. Name another folder."
+        )
+    return before
+
+
 class LedgerWriter:
     """Appends the batches that one rank consumes.
 
@@ -108,12 +128,7 @@ class LedgerWriter:
             time=time.time_ns(),
             job=_job(),
         )
-        before = [file for file in _files(folder, topology) if file.head.data]
-        if before and before[-1].head.data not in _linked([*(file.head for file in before), head]):
-            raise DataError(
-                f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
-                "or that of a run which this one goes on from. Name another folder."
-            )
+        before = check_ledger("ledger", folder, compiled, after)
         first = int(topology.sequence_numbers(begun, 1)[0])
         others = [file for file in before if file.head.job != head.job and len(file.records)]
         if others and (last := int(others[-1].records["sequence"][-1])) >= first:
@@ -207,8 +222,8 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
         )
     heads = [file.head for file in files]
-    other_lanes = len({head.lanes for head in heads}) > 1
-    if other_lanes or not _linked(heads).issuperset(head.data for head in heads if head.data):
+    other_lanes, linked = len({head.lanes for head in heads}) > 1, _linked([(head.data, head.after) for head in heads])
+    if other_lanes or not linked.issuperset(head.data for head in heads if head.data):
         raise DataError(
             f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
             "folder of its own."
@@ -293,10 +308,10 @@ def _job() -> str:
     return f"{os.environ.get('MASTER_ADDR')}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
 
 
-def _linked(heads: Sequence[_Header]) -> set[str | None]:
+def _linked(starts: Sequence[tuple[str | None, str | None]]) -> set[str | None]:
     """Digests of the data of the last start, and of those that restored states link with it."""
-    pairs = {(head.data, head.after) for head in heads if head.data}
-    linked = {heads[-1].data}
+    pairs = {pair for pair in starts if pair[0]}
+    linked = {starts[-1][0]}
     for _ in pairs:
         linked.update(each for pair in pairs if linked.intersection(pair) for each in pair)
     return linked
