@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from weakref import WeakSet
 
 from zephon.errors import DataError
+
+_held: WeakSet[FileIO] = WeakSet()
+# A fork that outlives its parent must not hold on to what the parent held.
+os.register_at_fork(after_in_child=lambda: [file.close() for file in [*_held]])
 
 
 def new_file(folder: str | os.PathLike[str], name: str, what: str, header: bytes = b"") -> FileIO:
@@ -44,6 +51,25 @@ def append_whole(file: FileIO, content: bytes) -> None:
         file.truncate(end)
         file.seek(end)
         raise
+
+
+def hold(file: FileIO) -> None:
+    """Lock a file until it is closed or its process ends, however it ends, where the file system has locks."""
+    _held.add(file)
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a live process, this one included, holds a file."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def allocate(fd: int, nbytes: int) -> None:

@@ -140,6 +140,7 @@ class Compiled:
             skipped=skipped,
             earlier=self.earlier,
             history=self.history,
+            global_batch=(topology.global_batch or 0) if skipped else 0,
         )
 
     def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
