@@ -12,8 +12,6 @@ from weakref import WeakSet
 from zephon.errors import DataError
 
 _held: WeakSet[FileIO] = WeakSet()
-# A fork that outlives its parent must not hold on to what the parent held.
-os.register_at_fork(after_in_child=lambda: [file.close() for file in [*_held]])
 
 
 def new_file(folder: str | os.PathLike[str], name: str, what: str, header: bytes = b"") -> FileIO:
@@ -58,6 +56,15 @@ def hold(file: FileIO) -> None:
     _held.add(file)
     with suppress(OSError):
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _let_go() -> None:
+    """A fork may outlive its parent, and must not hold what the parent held."""
+    for file in [*_held]:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 def is_held(path: Path) -> bool:
