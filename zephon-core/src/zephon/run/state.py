@@ -69,7 +69,7 @@ class RunState:
         skipped: ranges of rounds [first, last) that the run leaves out, ascending.
         earlier: the runs that this one took over from, the earliest first.
         history: digest of the data before changes that were accepted and made other records of them; "" where none was.
-        global_batch: records per step where ranges are left out; 0 where none is, or it is unknown.
+        global_batch: records per step, of a state inside a step where ranges are left out; else 0.
     """
 
     fingerprint: dict[str, Any]
