@@ -143,7 +143,11 @@ def _rename_keys(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     "more, validate, message",
     [
-        ("--dataloader.canonical_replicas=6", False, "Use canonical_replicas 2 or 4 or 8, or a global batch of 6 or 12"),
+        (
+            "--dataloader.canonical_replicas=6",
+            False,
+            "Use canonical_replicas 2 or 4 or 8, or a global batch of 6 or 12",
+        ),
         pytest.param("--training.global_batch_size=-1", False, 'canonical_replicas is "auto"', marks=pytest.mark.deep),
         ("--validator.dataloader.sources.0.path=nowhere", True, "nowhere' does not exist"),
     ],
