@@ -19,6 +19,7 @@ step
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -168,6 +169,22 @@ class Topology:
     def owned_feeds(self) -> range:
         """The feeds of the lanes of this group."""
         return range(self.owned.start // self.lanes_per_feed, -(-self.owned.stop // self.lanes_per_feed))
+
+    def check_skipped(self, used: int, skipped: Iterable[tuple[int, int]]) -> None:
+        """Refuse ranges of rounds to come that a step would straddle, in a run that goes on after `used` local records.
+
+        Steps are `global_batch` records from there on, and are counted from record 0: so both must agree.
+        """
+        place, batch = used * self.dp_degree, self.global_batch
+        ahead = [(first * self.lanes, last * self.lanes) for first, last in skipped if last * self.lanes > place]
+        wrong = [each for each in ahead if batch and any(record % batch for record in (place, *each))]
+        if wrong:
+            first, last = wrong[0]
+            raise TopologyError(
+                f"global_batch is {batch}; expected a divisor of {place}, the record where the run goes on, and of "
+                f"{first} and {last}, between which records are left out (skip): a step would hold records of both "
+                f"sides. Keep the global batch until record {last}, and go on from the end of a step."
+            )
 
     def records_of_feed(self, local_records: int, feed: int) -> int:
         """Records that `feed` has given when this group has used `local_records`; of a shared feed in whole rounds."""

@@ -32,7 +32,7 @@ _GRID_BITS = 5  # a rate that changes in a chunk is looked up at every 32nd of i
 
 NO_CUT = (
     "this run takes over from an earlier one and does not know where: restore a state of the earlier run, or of this "
-    "one, before taking batches or a checkpoint."
+    "one, before taking batches or a checkpoint, and before seek and skip."
 )
 Cuts = Mapping[int, tuple[int, int]]
 """By lane: the chunk in which a run was taken over, and how many of its rows come before the cut."""

@@ -128,6 +128,7 @@ class Compiled:
         ranges of rounds are left out."""
         topology = self.topology
         rounds, extra = divmod(cursor, topology.width)
+        batch = topology.global_batch or 1
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
@@ -140,6 +141,7 @@ class Compiled:
             skipped=skipped,
             earlier=self.earlier,
             history=self.history,
+            global_batch=batch if skipped and cursor * topology.dp_degree % batch else 0,
         )
 
     def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:

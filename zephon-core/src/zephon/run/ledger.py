@@ -11,7 +11,7 @@ NAME.spans
 
 All numbers are little-endian. Every start of a run writes files of its own. What earlier starts consumed of a lane
 behind the place where a later one begins was rolled back and does not count; as long as the data are the same, records
-consumed twice must have the same digest.
+consumed twice must have the same digest. A live process holds its files, so that no second run writes for its lanes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from zephon.batch import SampleBatch
-from zephon.columns.appending import append_whole, new_file
+from zephon.columns.appending import append_whole, hold, is_held, new_file
 from zephon.config.topology import Topology
 from zephon.errors import DataError
 from zephon.run.compile import Compiled
@@ -40,6 +40,7 @@ _log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
 _NAME = re.compile(r"dp(\d+)-(\d+)-")
+_LOCK_SECONDS = 120  # after which network file systems give up what a node that died held
 
 
 class _Header(msgspec.Struct, kw_only=True):
@@ -51,6 +52,7 @@ class _Header(msgspec.Struct, kw_only=True):
         begun: records of the group used before.
         time: of the start, in nanoseconds.
         job: the same for the ranks of one start, of which several may write for one group.
+        host: of the process.
     """
 
     zephon_ledger: Literal[1, 2]
@@ -65,6 +67,7 @@ class _Header(msgspec.Struct, kw_only=True):
     begun: int | None = None
     time: int = 0
     job: str = ""
+    host: str = ""
 
 
 class _File(NamedTuple):
@@ -107,23 +110,45 @@ class LedgerWriter:
             begun=begun,
             time=time.time_ns(),
             job=_job(),
+            host=socket.gethostname(),
         )
-        before = [file for file in _files(folder, topology) if file.head.data]
+        line = msgspec.json.encode(head)
+        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
+        line += b" " * (-(len(line) + 1) % 512) + b"\n"
+        self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
+        hold(self._records)
+        self._spans = new_file(folder, f"{name}.spans", "the ledger")
+        try:
+            self._check_others(folder, head, int(topology.sequence_numbers(begun, 1)[0]), topology)
+        except DataError:
+            self.close()
+            for file in (self._records, self._spans):
+                os.unlink(file.name)
+            raise
+
+    def _check_others(self, folder: str | os.PathLike[str], head: _Header, first: int, topology: Topology) -> None:
+        """Refuse a folder with other data, or in which another live run writes for these lanes."""
+        others = [file for file in _files(folder, topology) if file.path != Path(self._records.name)]
+        before = [file for file in others if file.head.data]
         if before and before[-1].head.data not in _linked([*(file.head for file in before), head]):
             raise DataError(
                 f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
                 "or that of a run which this one goes on from. Name another folder."
             )
-        first = int(topology.sequence_numbers(begun, 1)[0])
-        others = [file for file in before if file.head.job != head.job and len(file.records)]
-        if others and (last := int(others[-1].records["sequence"][-1])) >= first:
+        until = time.monotonic() + _LOCK_SECONDS
+        while live := [file for file in others if file.head.job != head.job and is_held(file.path)]:
+            if live[0].head.host == head.host or time.monotonic() > until:
+                raise DataError(
+                    f"ledger is {str(folder)!r}, in which another pipeline writes at present ({live[0].path.name}, on "
+                    f"{live[0].head.host}); expected a folder of this run alone. Close that pipeline, or name another "
+                    "folder."
+                )
+            _log.warning("another run writes to the ledger in %s: waiting for %s to end", folder, live[0].path.name)
+            time.sleep(_LOCK_SECONDS / 12)
+        ended = [file for file in others if len(file.records) and not is_held(file.path)]
+        if ended and (last := int(ended[-1].records["sequence"][-1])) >= first:
             what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
             _log.warning(f"the ledger in %s {what}", folder, last, first)
-        line = msgspec.json.encode(head)
-        name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
-        line += b" " * (-(len(line) + 1) % 512) + b"\n"
-        self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
-        self._spans = new_file(folder, f"{name}.spans", "the ledger")
 
     def write(self, batch: SampleBatch) -> None:
         """Append one batch."""
@@ -288,9 +313,11 @@ def _before(until: np.ndarray, entries: np.ndarray) -> np.ndarray:
 
 
 def _job() -> str:
-    """What the ranks of one start have in common: the meeting point that torchrun and its like set, or the process."""
-    port = os.environ.get("MASTER_PORT")
-    return f"{os.environ.get('MASTER_ADDR')}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+    """What the ranks of one start have in common: the meeting point that torchrun sets, or nothing."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")
+    if address in ("", "localhost", "127.0.0.1", "::1"):
+        address = socket.gethostname()
+    return f"{address}:{port or time.time_ns()}"
 
 
 def _linked(heads: Sequence[_Header]) -> set[str | None]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from zephon.batch import BatchInfo, SampleBatch
 from zephon.columns.faults import FaultReport
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
+from zephon.config.topology import Topology
 from zephon.engine.engine import Ahead, Engine
 from zephon.run.compile import Compiled
 from zephon.run.index import FlushIndexWriter
@@ -94,6 +96,7 @@ class BatchStream:
             self._ahead = Ahead(self._engine, _BLOCKS_READY)
         self._blocks = self._after(self._ahead or self._engine.rounds(), passed)
         self._held: RecordBlock | None = None
+        self._at = 0  # records of it that have been taken
 
     def __iter__(self) -> Iterator[SampleBatch]:
         return self
@@ -196,7 +199,7 @@ class BatchStream:
     def _next_batch(self) -> SampleBatch | None:
         """The next microbatch, or None at the end of the data."""
         parts: list[RecordBlock] = []
-        numbers: list[np.ndarray] = []
+        places: list[tuple[int, int]] = []  # (first, count) of the records, as `sequence_numbers` takes them
         missing = self._microbatch
         while missing:
             self._leave_out()
@@ -210,14 +213,14 @@ class BatchStream:
             if not got:
                 break
             parts += pulled
-            numbers.append(self._topology.sequence_numbers(self._reached, got))
+            places.append((self._reached, got))
             self._reached += got
             missing -= got
         # Steps that all groups have agreed on are handed out whole, in a shorter batch where it does not come out even.
         if missing and (not parts or (self._compiled.operators.batch.drop_last and not self._aligned)):
             self._left_records = self._microbatch - missing
             return None
-        return SampleBatch(RecordBlock.concat(parts), np.concatenate(numbers), self._info)
+        return SampleBatch(RecordBlock.concat(parts), partial(_numbers, self._topology, places), self._info)
 
     def _room(self, wanted: int) -> int:
         """How many records to take at once: not beyond the step of a finite run, nor into a range that is left out."""
@@ -243,19 +246,18 @@ class BatchStream:
         """Up to `wanted` records, fewer only at the end."""
         parts = []
         while wanted and self._fetch():
-            block, self._held = self._held, None
-            assert block is not None
-            if len(block) > wanted:
-                self._held = block.slice(wanted, len(block))
-                block = block.slice(0, wanted)
-            parts.append(block)
-            wanted -= len(block)
+            assert self._held is not None
+            start, self._at = self._at, min(len(self._held), self._at + wanted)
+            parts.append(self._held.slice(start, self._at))
+            wanted -= self._at - start
         return parts
 
     def _fetch(self) -> bool:
         """Whether there is a record, waiting for the engine if need be."""
+        if self._held is not None and self._at == len(self._held):
+            self._held = None
         if self._held is None and (block := next(self._blocks, None)) is not None:
-            self._held = block
+            self._held, self._at = block, 0
             self._starts()  # drops those that are passed
         return self._held is not None
 
@@ -266,3 +268,8 @@ class BatchStream:
             if passed < len(block):
                 yield block.slice(passed, len(block)) if passed else block
             passed = 0
+
+
+def _numbers(topology: Topology, places: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Sequence numbers of the (first, count) records `places` of a group."""
+    return np.concatenate([topology.sequence_numbers(first, count) for first, count in places])

@@ -219,7 +219,8 @@ def _columns(file: StoredFile, lines: Sequence[bytes], size_column: str, is_text
     kinds = _kinds_of(_parsed(lines, file, skips, size_column if is_text and not is_template else None))
     late = [name for name in physical_columns([size_column]) if kinds and not has_column(name, kinds)]
     if late:
-        kinds.update(dict.fromkeys(_later_keys(file, late), "null"))
+        later = _later_keys(file, late)
+        kinds.update(dict.fromkeys(later, "null") if is_text else later)  # documents are read as text
         # What a template names may be missing in a file; whether it is in none is known when all are.
         for name in late:
             if not is_template and not has_column(name, kinds):
@@ -227,11 +228,11 @@ def _columns(file: StoredFile, lines: Sequence[bytes], size_column: str, is_text
     return dict(sorted(kinds.items()))
 
 
-def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
-    """Which of `names`, or what they are paths into, a file of JSON lines may have as a key anywhere.
+def _later_keys(file: StoredFile, names: Sequence[str]) -> dict[str, str]:
+    """Which of `names`, or what they are paths into, a file has as a key anywhere, with what the first of them hold.
 
-    Looks for the key in quotes, as it is or with what is not ASCII escaped. So a text that is the key's name counts
-    too, and a key that is escaped in another way does not.
+    Only lines with the key in quotes are parsed, as it is or with what is not ASCII escaped: a key that is escaped in
+    another way is not found.
     """
     keys = {top for name in names for top in (name, name.split(".")[0])}
     wanted = {
@@ -239,15 +240,17 @@ def _later_keys(file: StoredFile, names: Sequence[str]) -> list[str]:
         for key in keys
         for escaped in (False, True)
     }
-    overlap = max(map(len, wanted)) - 1
-    found: set[str] = set()
-    last = b""
-    with corrupt_data_errors(file, JsonLines.name), open_stream(file, codec_of(file.path)) as source:
-        while found != keys and (block := source.read(RUN_BYTES)):
-            last += block
-            found.update(key for quoted, key in wanted.items() if key not in found and quoted in last)
-            last = last[-overlap:]
-    return sorted(found)
+    found: dict[str, str] = {}
+    with closing(_runs(file)) as runs:
+        for run, _ in runs:
+            data = bytes(run)
+            if here := [quoted for quoted, key in wanted.items() if key not in found and quoted in data]:
+                lines = [line for line in data.split(b"\n") if any(quoted in line for quoted in here)]
+                kinds = _kinds_of(_parsed(lines, file, True))
+                found |= {wanted[quoted]: kinds[wanted[quoted]] for quoted in here if wanted[quoted] in kinds}
+                if found.keys() == keys:
+                    break
+    return dict(sorted(found.items()))
 
 
 def _parsed(lines: Iterable[bytes], file: StoredFile, skips: bool, text_column: str | None = None) -> list[Fields]:
@@ -353,10 +356,12 @@ def _line_shape(data: npt.NDArray[np.uint8]) -> tuple[int, bool]:
 def _parse_line_by_line(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.Table:
     """Any columns, blank lines, odd spacing, and errors that name the row; about a tenth of the speed."""
     columns: list[list[Any]] = [[] for _ in kinds]
+    plain = {name for name, kind in kinds.items() if kind != "digits" and "." not in name}
     for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
         fields = _fields(line, file, row)
         for column, (name, kind) in zip(columns, kinds.items(), strict=True):
-            column.append(_value(fields, name, kind, file, row))
+            missing = name not in fields and name in plain  # which is quicker said here
+            column.append(None if missing else _value(fields, name, kind, file, row))
     types = [_TYPES[kind] for kind in kinds.values()]
     return pa.table([column_of(column).cast(kind) for column, kind in zip(columns, types, strict=True)], list(kinds))
 
