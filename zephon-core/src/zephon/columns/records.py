@@ -238,6 +238,14 @@ class RecordBlock:
             ends[self.span_offsets[filled + 1] - 1] = self.lengths[filled]
         return ends - self.span_start
 
+    def tokens_before(self, n_datasets: int) -> np.ndarray:
+        """Real tokens of each dataset in the records before each record, and in all: int64[n + 1, n_datasets]."""
+        n = len(self)
+        record = np.repeat(np.arange(1, n + 1, dtype=np.int64), np.diff(self.span_offsets))
+        place = record * n_datasets + self.span_dataset
+        counts = np.bincount(place, weights=self.span_lengths(), minlength=(n + 1) * n_datasets)
+        return counts.astype(np.int64).reshape(n + 1, n_datasets).cumsum(axis=0)
+
     @staticmethod
     def empty(record_length: int) -> RecordBlock:
         """No records."""
