@@ -65,10 +65,10 @@ class Pointer:
 
 @dataclass(slots=True)
 class RowPart:
-    """The rows of one dataset in a block.
+    """The rows of one dataset in a block, or of several that no operator can tell apart.
 
     Attributes:
-        dataset: index of the dataset.
+        dataset: index of the dataset, or of the first of them.
         table: the columns that the operators need, m rows.
         places: int64[m], ascending: which rows of the block they are.
     """
@@ -83,7 +83,7 @@ class RowBlock:
     """Neighbouring rows of one chunk of one lane, as read.
 
     Attributes:
-        parts: the rows, by dataset, since each has columns of its own.
+        parts: the rows, by dataset where each has columns or operators of its own.
         dataset: int32[n], index of the row's dataset.
         row: int64[n], number of the row within its dataset.
         chunk: index of the chunk within the lane.

@@ -233,7 +233,13 @@ def compile_pipeline(
         topology=topology,
         curriculum=curriculum,
         window_chunks=options.flush_every_k_chunks,
-        fetch=inputs.fetch,
+        # Text that goes straight to the same encoder: which dataset a row is of makes no difference.
+        fetch=inputs.fetch.joining(
+            [
+                id(encoder) if encoder.joins and not chain and stateful is None else d
+                for d, (encoder, chain) in enumerate(zip(encoders, inputs.chains, strict=True))
+            ]
+        ),
         tokenize=worker(after),
         fetch_apart="fetch" in workers,
         pack=operators.pack,
