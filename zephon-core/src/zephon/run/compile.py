@@ -128,6 +128,7 @@ class Compiled:
         ranges of rounds are left out."""
         topology = self.topology
         rounds, extra = divmod(cursor, topology.width)
+        batch = topology.global_batch or 1
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
@@ -140,6 +141,7 @@ class Compiled:
             skipped=skipped,
             earlier=self.earlier,
             history=self.history,
+            global_batch=batch if skipped and cursor * topology.dp_degree % batch else 0,
         )
 
     def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
@@ -231,7 +233,13 @@ def compile_pipeline(
         topology=topology,
         curriculum=curriculum,
         window_chunks=options.flush_every_k_chunks,
-        fetch=inputs.fetch,
+        # Text that goes straight to the same encoder: which dataset a row is of makes no difference.
+        fetch=inputs.fetch.joining(
+            [
+                id(encoder) if encoder.joins and not chain and stateful is None else d
+                for d, (encoder, chain) in enumerate(zip(encoders, inputs.chains, strict=True))
+            ]
+        ),
         tokenize=worker(after),
         fetch_apart="fetch" in workers,
         pack=operators.pack,
