@@ -58,10 +58,16 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
     choose_allocator()
     index_dir, skips = options.cache.index_dir, options.faults.skips
     cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.decoded_limit_bytes), open_spans(options.cache)
-    untyped = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
     needs = [
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), index_dir, skips, spans)
-        for dataset, chain in zip(source.datasets, untyped, strict=True)
+        columns_needed(
+            dataset,
+            [operator for operator in operators.rows if operator.is_for(dataset.name)],
+            operators.encode_for(dataset.name),
+            index_dir,
+            skips,
+            spans,
+        )
+        for dataset in source.datasets
     ]
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
         loading = helper.submit(_load_tokenizer, operators.encode)
@@ -85,8 +91,8 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
         fetch = Fetcher(datasets, [need.columns for need in needs])
         chains: list[Sequence[RowOperator]] = []
         samples = []
-        for d, chain in enumerate(untyped):
-            typed, sample, warning = probe(chain, fetch.samples(d), source.names[d])
+        for d, need in enumerate(needs):
+            typed, sample, warning = probe(need.operators, fetch.samples(d), source.names[d])
             chains.append(typed)
             samples.append(sample)
             if warning:
