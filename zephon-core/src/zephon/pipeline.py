@@ -25,6 +25,7 @@ from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.filter import Filter
 from zephon.ops.functions import MapBatches, MapTransform, Operator
+from zephon.ops.images import TokenizeImages
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
@@ -154,6 +155,10 @@ class Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
+
+    def tokenize_images(self, tokenizer_id: Any, **options: Any) -> Pipeline:
+        """Turn rows of text and images into tokens; see `zephon.ops.TokenizeImages`."""
+        return self._with(TokenizeImages, tokenizer_id=tokenizer_id, **options)
 
     def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
         """Take token ids from a column; see `zephon.ops.Pretokenized`."""
