@@ -46,10 +46,13 @@ class SampleBatch:
     Arrays given out may share memory with the batch; do not write to them.
     """
 
-    def __init__(self, block: RecordBlock, sequence_numbers: Callable[[], np.ndarray], info: BatchInfo) -> None:
+    def __init__(
+        self, block: RecordBlock, sequence_numbers: Callable[[], np.ndarray], info: BatchInfo, tokens: np.ndarray
+    ) -> None:
         self._block = block
         self._info = info
         self._sequence_numbers = sequence_numbers
+        self._tokens = tokens
 
     def __len__(self) -> int:
         return len(self._block)
@@ -87,12 +90,7 @@ class SampleBatch:
 
     def tokens_by_dataset(self) -> np.ndarray:
         """int64[n_datasets]: real tokens of each dataset."""
-        return self._tokens_by_dataset.copy()
-
-    @functools.cached_property
-    def _tokens_by_dataset(self) -> np.ndarray:
-        lengths, n_datasets = self._block.span_lengths(), len(self._info.datasets)
-        return np.bincount(self._block.span_dataset, weights=lengths, minlength=n_datasets).astype(np.int64)
+        return self._tokens.copy()
 
     def provenance(self) -> pa.Table:
         """Where every token came from: one line per document, or part of one, in order of record and place.

@@ -65,10 +65,10 @@ class Pointer:
 
 @dataclass(slots=True)
 class RowPart:
-    """The rows of one dataset in a block.
+    """The rows of one dataset in a block, or of several that no operator can tell apart.
 
     Attributes:
-        dataset: index of the dataset.
+        dataset: index of the dataset, or of the first of them.
         table: the columns that the operators need, m rows.
         places: int64[m], ascending: which rows of the block they are.
     """
@@ -83,7 +83,7 @@ class RowBlock:
     """Neighbouring rows of one chunk of one lane, as read.
 
     Attributes:
-        parts: the rows, by dataset, since each has columns of its own.
+        parts: the rows, by dataset where each has columns or operators of its own.
         dataset: int32[n], index of the row's dataset.
         row: int64[n], number of the row within its dataset.
         chunk: index of the chunk within the lane.
@@ -237,6 +237,14 @@ class RecordBlock:
             filled = np.flatnonzero(self.span_offsets[1:] > self.span_offsets[:-1])
             ends[self.span_offsets[filled + 1] - 1] = self.lengths[filled]
         return ends - self.span_start
+
+    def tokens_before(self, n_datasets: int) -> np.ndarray:
+        """Real tokens of each dataset in the records before each record, and in all: int64[n + 1, n_datasets]."""
+        n = len(self)
+        record = np.repeat(np.arange(1, n + 1, dtype=np.int64), np.diff(self.span_offsets))
+        place = record * n_datasets + self.span_dataset
+        counts = np.bincount(place, weights=self.span_lengths(), minlength=(n + 1) * n_datasets)
+        return counts.astype(np.int64).reshape(n + 1, n_datasets).cumsum(axis=0)
 
     @staticmethod
     def empty(record_length: int) -> RecordBlock:

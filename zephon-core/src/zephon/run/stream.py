@@ -97,6 +97,7 @@ class BatchStream:
         self._blocks = self._after(self._ahead or self._engine.rounds(), passed)
         self._held: RecordBlock | None = None
         self._at = 0  # records of it that have been taken
+        self._tokens_before = self._given[None]  # see `RecordBlock.tokens_before`
 
     def __iter__(self) -> Iterator[SampleBatch]:
         return self
@@ -201,10 +202,11 @@ class BatchStream:
         parts: list[RecordBlock] = []
         places: list[tuple[int, int]] = []  # (first, count) of the records, as `sequence_numbers` takes them
         missing = self._microbatch
+        tokens = np.zeros_like(self._given)
         while missing:
             self._leave_out()
             room = self._room(missing)
-            pulled = self._pull(room)
+            pulled, tokens_pulled = self._pull(room)
             got = sum(map(len, pulled))
             if self._aligned and got < room:
                 assert self._plan.finite
@@ -213,6 +215,7 @@ class BatchStream:
             if not got:
                 break
             parts += pulled
+            tokens += tokens_pulled
             places.append((self._reached, got))
             self._reached += got
             missing -= got
@@ -220,7 +223,8 @@ class BatchStream:
         if missing and (not parts or (self._compiled.operators.batch.drop_last and not self._aligned)):
             self._left_records = self._microbatch - missing
             return None
-        return SampleBatch(RecordBlock.concat(parts), partial(_numbers, self._topology, places), self._info)
+        numbers = partial(_numbers, self._topology, places)
+        return SampleBatch(RecordBlock.concat(parts), numbers, self._info, tokens)
 
     def _room(self, wanted: int) -> int:
         """How many records to take at once: not beyond the step of a finite run, nor into a range that is left out."""
@@ -238,26 +242,27 @@ class BatchStream:
         """Pass over a range of rounds that the run leaves out."""
         for first, last in self._skipped:
             if first <= self._reached < last:
-                while self._reached < last and (dropped := self._pull(min(last - self._reached, _DROPPED_AT_ONCE))):
+                while self._reached < last and (dropped := self._pull(min(last - self._reached, _DROPPED_AT_ONCE))[0]):
                     self._reached += sum(map(len, dropped))
                 self._reached = last
 
-    def _pull(self, wanted: int) -> list[RecordBlock]:
-        """Up to `wanted` records, fewer only at the end."""
-        parts = []
+    def _pull(self, wanted: int) -> tuple[list[RecordBlock], np.ndarray]:
+        """Up to `wanted` records, fewer only at the end, and their tokens by dataset."""
+        parts, tokens = [], np.zeros_like(self._given)
         while wanted and self._fetch():
             assert self._held is not None
             start, self._at = self._at, min(len(self._held), self._at + wanted)
             parts.append(self._held.slice(start, self._at))
+            tokens += self._tokens_before[self._at] - self._tokens_before[start]
             wanted -= self._at - start
-        return parts
+        return parts, tokens
 
     def _fetch(self) -> bool:
         """Whether there is a record, waiting for the engine if need be."""
         if self._held is not None and self._at == len(self._held):
             self._held = None
         if self._held is None and (block := next(self._blocks, None)) is not None:
-            self._held, self._at = block, 0
+            self._held, self._at, self._tokens_before = block, 0, block.tokens_before(len(self._given))
             self._starts()  # drops those that are passed
         return self._held is not None
 
