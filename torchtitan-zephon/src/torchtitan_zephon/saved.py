@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from torchtitan_zephon.checkpointing import _LANE, _PREFIX, _RUN, _RUN_BYTES, from_keys
 from zephon import CheckpointError
@@ -34,12 +35,12 @@ class _Unpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"its metadata name {module}.{name}")
 
 
-class _Reader(dcp.FileSystemReader):
+class _Reader(FileSystemReader):
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         with open(Path(self.path, ".metadata"), "rb") as file:
             metadata: Metadata = _Unpickler(file).load()
         if metadata.storage_meta is None:
-            metadata.storage_meta = dcp.metadata.StorageMeta()
+            metadata.storage_meta = StorageMeta()
         metadata.storage_meta.load_id = self.load_id
         return metadata
 
@@ -61,7 +62,7 @@ def read_state(folder: str | os.PathLike[str]) -> list[dict[str, Any]]:
         }
         if keys:
             with warnings.catch_warnings(action="ignore"):  # that there is no process group
-                dcp.load(keys, storage_reader=reader, no_dist=True)
+                load(keys, storage_reader=reader, no_dist=True)
     except Exception as error:  # whatever torch and pickle raise for files that are damaged or no checkpoint
         raise CheckpointError(f"{folder} is no checkpoint that can be read: {error}; name another one.") from None
     if not keys:
