@@ -79,6 +79,7 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
                 index_dir=index_dir,
                 is_text=need.is_text,
                 optional=need.optional,
+                encoded=need.encoded,
                 spans=spans,
                 skips=skips,
             )
