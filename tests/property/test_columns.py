@@ -58,7 +58,7 @@ def packed(made, pad=0):
 
 
 def batch_of(records):
-    return SampleBatch(records, np.arange(len(records)), BatchInfo(("d",), (None,), None))
+    return SampleBatch(records, lambda: np.arange(len(records)), BatchInfo(("d",), (None,), None), np.zeros(1))
 
 
 @given(blocks(), st.integers(1, 9), st.data())

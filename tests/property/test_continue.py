@@ -131,14 +131,23 @@ def test_a_new_mixture_holds_at_once(tiny_tokenizer):
     assert set().union(*names) == {"a", "b", "c"}
 
 
-def test_without_a_state_a_run_that_takes_over_says_what_it_needs(tiny_tokenizer):
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda pipeline: next(iter(pipeline)),
+        Pipeline.checkpoint,
+        lambda pipeline: pipeline.skip(1, 2),
+        lambda pipeline: pipeline.seek(step=3),
+        lambda pipeline: pipeline.seek(sequence_number=0),
+    ],
+)
+def test_without_a_state_a_run_that_takes_over_says_what_it_needs(tiny_tokenizer, tmp_path, use):
     old = StaticMixtureWorkSource([dataset("a", 5)])
+    go_on(build_all(old, tiny_tokenizer, flush_index=tmp_path, **ONE), 5, 1)
     new = StaticMixtureWorkSource([dataset("b", 5)], continues=old)
-    (pipeline,) = build_all(new, tiny_tokenizer, **ONE)
+    (pipeline,) = build_all(new, tiny_tokenizer, flush_index=tmp_path, **ONE)
     with pytest.raises(CheckpointError, match="restore a state of the earlier run"):
-        next(iter(pipeline))
-    with pytest.raises(CheckpointError, match="restore a state of the earlier run"):
-        build_all(new, tiny_tokenizer, **ONE)[0].checkpoint()
+        use(pipeline)
 
 
 def test_a_state_of_another_run_cannot_be_taken_over(tiny_tokenizer):

@@ -90,3 +90,25 @@ def test_a_feistel_permutation_of_a_huge_domain_needs_no_array_of_it():
     image = feistel(7, 10**13, np.arange(1000))
     assert len(set(image.tolist())) == 1000
     assert 0.4 < image.mean() / 10**13 < 0.6
+
+
+@given(st.lists(st.tuples(catalogs, options), min_size=1, max_size=6), st.integers(1, 64), st.data())
+def test_rows_of_several_datasets_are_those_of_each(several, lanes, data):
+    orders = [
+        DatasetOrder(f"d{d}", catalog, lanes=lanes, seed=1, options=order_options)
+        for d, (catalog, order_options) in enumerate(several)
+    ]
+    lane = data.draw(st.integers(0, lanes - 1))
+    starts = data.draw(st.lists(st.integers(0, 500), min_size=len(orders), max_size=len(orders)))
+    counts = data.draw(st.lists(st.integers(1, 80), min_size=len(orders), max_size=len(orders)))
+    apart = [order.rows(lane, begin, begin + count) for order, begin, count in zip(orders, starts, counts, strict=True)]
+    assert DatasetOrder.rows_of(orders, lane, starts, counts).tolist() == np.concatenate(apart).tolist()
+
+
+@given(st.lists(st.tuples(st.integers(0, 2**64 - 1), st.integers(1, 2**45), st.integers(0)), min_size=2, max_size=9))
+def test_each_index_goes_through_a_feistel_permutation_of_its_own(each):
+    keys, sizes, indices = zip(*[(key, n, index % n) for key, n, index in each], strict=True)
+    together = feistel(np.array(keys, np.uint64), np.array(sizes), np.array(indices))
+    assert together.tolist() == [
+        int(feistel(k, n, np.array([i]))[0]) for k, n, i in zip(keys, sizes, indices, strict=True)
+    ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from support import combine_digests, step_digests
 from support.examples import few
 from support.runs import build_all
-from zephon import CheckpointError, DataError, PipelineError
+from zephon import CheckpointError, DataError, PipelineError, TopologyError
 from zephon.config.topology import divisors
 from zephon.io import Dataset
 from zephon.loader import compact_index
@@ -258,5 +258,49 @@ def test_steps_of_another_global_batch_are_not_left_out_by_halves(tiny_tokenizer
     state = first.checkpoint()
     assert build(tiny_tokenizer).restore(state).skip(3, 4).skipped == ((24, 32),)
     assert build(tiny_tokenizer, batch=12).restore(state).skip(2, 3).skipped == ((24, 36),)
-    with pytest.raises(PipelineError, match="steps of 16 records from record 0, and the state restored lies"):
+    with pytest.raises(
+        TopologyError, match="global_batch is 16; expected a divisor of 24, the record where the run goes"
+    ):
         build(tiny_tokenizer, batch=16).restore(state).skip(3, 4)
+    with pytest.raises(TopologyError, match="Keep the global batch until record 64"):
+        build(tiny_tokenizer, batch=16).skip(3, 4).restore(state)
+    with pytest.raises(TopologyError, match="expected a divisor of 12, "):
+        build(tiny_tokenizer).seek(sequence_number=12).skip(2, 3)
+    with pytest.raises(TopologyError, match="expected a divisor of 12, "):
+        build(tiny_tokenizer).skip(2, 3).seek(sequence_number=12)
+
+
+@pytest.mark.parametrize(
+    ("steps", "skip", "fitting"),
+    [(4, (5, 6), [4, 8]), (4, (4, 8), [4, 8, 16, 32]), (3, (4, 6), [4, 8]), (4, (1, 3), [4, 8, 12, 16, 24, 32])],
+)
+def test_a_range_that_is_still_to_come_is_left_out_by_whole_steps_or_refused(tiny_tokenizer, steps, skip, fitting):
+    first = build(tiny_tokenizer).skip(*skip)
+    stream, (begin, end) = iter(first), (number * BATCH for number in skip)
+    while first.cursor < steps * BATCH:
+        next(stream)
+    state, taken = first.checkpoint(), []
+    for batch in (4, 8, 12, 16, 24, 32):
+        try:
+            later = build(tiny_tokenizer, batch=batch).restore(state)
+        except TopologyError:
+            continue
+        taken.append(batch)
+        numbers = [
+            number for _, each in zip(range(50), later, strict=False) for number in each.sequence_numbers.tolist()
+        ]
+        assert all(step[-1] - step[0] == batch - 1 for step in zip(*[iter(numbers)] * batch, strict=False))
+        assert not {*numbers} & {*range(begin, end)}
+    assert taken == fitting
+
+
+def test_a_state_inside_a_step_with_a_range_to_come_is_taken_by_the_run_itself(tiny_tokenizer):
+    pipeline = build(tiny_tokenizer).skip(3, 4)
+    stream = iter(pipeline)
+    for _ in range(6):
+        next(stream)
+    state = pipeline.checkpoint()
+    resumed = iter(build(tiny_tokenizer).restore(state))
+    assert all((next(resumed).sequence_numbers == next(stream).sequence_numbers).all() for _ in range(8))
+    with pytest.raises(TopologyError, match="expected a divisor of 12"):
+        build(tiny_tokenizer, batch=16).restore(state)

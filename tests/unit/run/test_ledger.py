@@ -1,6 +1,10 @@
 """The ledger of a run over all its starts: what was rolled back does not count, and two runs are not taken for one."""
 
+import os
 import shutil
+import signal
+import threading
+import time
 from itertools import count, islice
 
 import msgspec
@@ -54,6 +58,12 @@ def run(tiny_tokenizer, tmp_path, monkeypatch):
     return start
 
 
+@pytest.fixture
+def base(tiny_tokenizer, tmp_path):
+    pipeline = Pipeline(source_of()).options(ledger=tmp_path, runner="inline")
+    return pipeline.tokenize(tiny_tokenizer).pack_flat(19).batch(2)
+
+
 def test_a_run_resumed_with_another_global_batch_is_one_run(run):
     run("whole", 8)
     run("parts", 4, run("parts", 2), batch=2 * BATCH, groups=2)
@@ -104,19 +114,65 @@ def test_the_ledger_of_a_run_with_other_data_is_refused_at_start_and_when_read(r
         read_ledger(run.folder / "run")
 
 
-@pytest.mark.parametrize("same_job", [True, False])
-def test_of_two_live_jobs_the_one_begun_last_counts_and_it_says_so(
-    tmp_path, tiny_tokenizer, monkeypatch, caplog, same_job
-):
-    base = Pipeline(source_of()).options(ledger=tmp_path).tokenize(tiny_tokenizer).pack_flat(19).batch(2)
-    streams = []
-    for port in (1, 1 if same_job else 2):
-        monkeypatch.setenv("MASTER_PORT", f"{port}")
-        streams.append(iter(base.options()))
-        next(streams[-1])
-    assert ("goes on from record 0" in caplog.text) != same_job  # ranks of one group, such as tensor-parallel ones
-    next(streams[0])
-    assert len(read_ledger(tmp_path).sequence) == 2
+def test_of_two_live_pipelines_the_second_is_refused_unless_they_are_ranks_of_one_job(base, tmp_path, monkeypatch):
+    first = base.options()
+    next(iter(first))
+    for address, port in (("", ""), ("localhost", "2"), ("10.0.0.1", "1")):
+        monkeypatch.setenv("MASTER_ADDR", address)
+        monkeypatch.setenv("MASTER_PORT", port)
+        peers = [base.options() for _ in range(2)]
+        with pytest.raises(DataError, match="in which another pipeline writes at present"):
+            next(iter(peers[0]))
+        first.close()
+        next(iter(peers[0]))
+        if port:  # ranks of one group, such as tensor-parallel ones
+            next(iter(peers[1]))
+            peers[1].close()
+        del first
+        first = peers[0]
+    del first, peers
+    files = list(tmp_path.glob("*.ledger"))
+    other = base.options(canonical_replicas=2, dp_degree=2, dp_group_id=1)
+    with pytest.raises(DataError, match="a run with other data"):
+        next(iter(other))
+    assert len(list(tmp_path.glob("*.ledger"))) == len(files) == len(list(tmp_path.glob("*.spans")))
+
+
+@pytest.mark.parametrize("end", ["killed", "forked"])
+def test_what_a_crash_leaves_behind_does_not_block_a_resume(base, tmp_path, end):
+    """A process that is killed holds no ledger, and one that it forked does not either."""
+    child = os.fork()
+    if not child:
+        stream = iter(base)
+        next(stream)
+        if end == "forked" and not os.fork():
+            time.sleep(6)
+            os._exit(0)
+        (tmp_path / "ready").touch()
+        time.sleep(6)
+        os._exit(0)
+    while not (tmp_path / "ready").exists():
+        time.sleep(0.01)
+    resumed = base.options()
+    with pytest.raises(DataError, match="in which another pipeline writes at present"):
+        next(iter(resumed))
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert next(iter(resumed)).sequence_numbers.tolist() == [0, 1]
+
+
+def test_a_node_that_died_is_waited_for(base, monkeypatch, caplog):
+    monkeypatch.setattr(module, "_LOCK_SECONDS", 0.5)
+    monkeypatch.setattr(module.socket, "gethostname", lambda: "another")
+    first = base.options()
+    next(iter(first))
+    monkeypatch.undo()
+    monkeypatch.setattr(module, "_LOCK_SECONDS", 0.5)
+    with pytest.raises(DataError, match="on another"):
+        next(iter(first.options()))
+    assert "waiting for dp1-0-" in caplog.text
+    threading.Timer(0.1, first.close).start()
+    assert next(iter(first.options()))
 
 
 def test_ledgers_of_the_version_before_are_read_and_gone_on_with(run):

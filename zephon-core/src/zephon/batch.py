@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from zephon.columns.arrow import int32_array, int64_array, string_array
-from zephon.columns.records import RecordBlock
+from zephon.columns.records import RecordBlock, positions_from
 from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
 from zephon.errors import PipelineError
@@ -46,11 +46,13 @@ class SampleBatch:
     Arrays given out may share memory with the batch; do not write to them.
     """
 
-    def __init__(self, block: RecordBlock, sequence_numbers: np.ndarray, info: BatchInfo) -> None:
+    def __init__(
+        self, block: RecordBlock, sequence_numbers: Callable[[], np.ndarray], info: BatchInfo, tokens: np.ndarray
+    ) -> None:
         self._block = block
         self._info = info
-        self.sequence_numbers = sequence_numbers
-        """int64[n]: place of each record in the run, the same on every topology."""
+        self._sequence_numbers = sequence_numbers
+        self._tokens = tokens
 
     def __len__(self) -> int:
         return len(self._block)
@@ -64,6 +66,11 @@ class SampleBatch:
     def block(self) -> RecordBlock:
         """The columns behind this batch."""
         return self._block
+
+    @functools.cached_property
+    def sequence_numbers(self) -> np.ndarray:
+        """int64[n]: place of each record in the run, the same on every topology."""
+        return self._sequence_numbers()
 
     @property
     def tokens(self) -> np.ndarray:
@@ -83,8 +90,7 @@ class SampleBatch:
 
     def tokens_by_dataset(self) -> np.ndarray:
         """int64[n_datasets]: real tokens of each dataset."""
-        lengths, n_datasets = self._block.span_lengths(), len(self._info.datasets)
-        return np.bincount(self._block.span_dataset, weights=lengths, minlength=n_datasets).astype(np.int64)
+        return self._tokens.copy()
 
     def provenance(self) -> pa.Table:
         """Where every token came from: one line per document, or part of one, in order of record and place.
@@ -210,15 +216,9 @@ class SampleBatch:
         block = self._block
         n, seq_len = len(block), block.tokens.shape[1] - 1
         width = seq_len + (shift_labels is False)
-        inputs = block.tokens[:, :width]
-        places = np.arange(width, dtype=np.int32)
-        counted = block.counted_positions()
-        positions = counted if block.positions is None else block.positions
-        ignored = self._ignored(places[:seq_len], eos_mask_loss, eos_token_id)
-        if boundary_mask_loss:
-            restarts = (positions[:, 1:] == 0) | (counted[:, 1:] == 0)
-            ignored = restarts if ignored is None else ignored | restarts
-        fields: dict[str, Any] = {"input_ids": inputs.astype(integers, copy=False)}
+        starts = block.starts()
+        ignored = self._ignored(starts, eos_mask_loss, eos_token_id, boundary_mask_loss)
+        fields: dict[str, Any] = {"input_ids": block.tokens[:, :width].astype(integers, copy=False)}
         if width > seq_len:
             ignored = np.insert(np.zeros((n, seq_len), dtype=bool) if ignored is None else ignored, 0, True, axis=1)
         fields["labels"] = block.tokens[:, -width:].astype(integers, copy=ignored is not None)
@@ -226,21 +226,23 @@ class SampleBatch:
             limits = np.iinfo(integers)
             if not limits.min <= ignore_index <= limits.max:
                 raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {integers}.")
-            fields["labels"][ignored] = ignore_index
+            np.copyto(fields["labels"], ignore_index, where=ignored)
         if position_mode == "sequence":
-            fields["position_ids"] = np.tile(places.astype(integers), (n, 1))
+            fields["position_ids"] = np.tile(np.arange(width, dtype=integers), (n, 1))
+        elif position_mode == "preserve" and block.positions is not None:
+            fields["position_ids"] = block.positions[:, :width].astype(integers)
         elif position_mode == "preserve":
-            fields["position_ids"] = positions[:, :width].astype(integers)
+            fields["position_ids"] = positions_from(starts, n, width, integers)
         if return_loss_mask:
             fields["loss_mask"] = np.ones((n, width), dtype=np.float32)
             if ignored is not None:
                 fields["loss_mask"][ignored] = 0
         if return_padding_mask:
-            fields["padding_mask"] = places >= block.lengths[:, None]
+            fields["padding_mask"] = np.arange(width) >= block.lengths[:, None]
         if flatten:
             fields = {name: np.ascontiguousarray(value).reshape(-1) for name, value in fields.items()}
         if return_cu_seqlens:
-            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(counted[:, :width], flatten)
+            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(starts, n, width, flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         renamed = {names.get(name, name): value for name, value in fields.items()}
@@ -248,11 +250,14 @@ class SampleBatch:
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
         return renamed if as_numpy else _to_torch(renamed, block.tokens)
 
-    def _ignored(self, places: np.ndarray, eos_mask_loss: bool, eos_token_id: int | None) -> np.ndarray | None:
+    def _ignored(
+        self, starts: tuple[np.ndarray, np.ndarray], eos_mask_loss: bool, eos_token_id: int | None, boundaries: bool
+    ) -> np.ndarray | None:
         """bool[n, S]: labels that are not trained on; None where all are."""
         block, masks = self._block, []
-        if (block.lengths <= len(places)).any():
-            masks.append(places >= block.lengths[:, None] - 1)
+        seq_len = block.tokens.shape[1] - 1
+        if (block.lengths <= seq_len).any():
+            masks.append(np.arange(seq_len) >= block.lengths[:, None] - 1)
         if block.loss is not None:
             masks.append(~block.loss[:, 1:])
         if eos_mask_loss:
@@ -260,10 +265,16 @@ class SampleBatch:
             if eos is None:
                 raise PipelineError("eos_mask_loss needs eos_token_id, since this pipeline adds no EOS of its own.")
             masks.append(block.tokens[:, :-1] == eos)
-        return np.logical_or.reduce(masks) if masks else None
+        if boundaries:
+            record, place = (column[starts[1] > 0] for column in starts)
+            masks.append(np.zeros((len(block), seq_len), dtype=bool))
+            masks[-1][record, place - 1] = True
+            if block.positions is not None:
+                masks.append(block.positions[:, 1:] == 0)
+        return functools.reduce(np.logical_or, masks) if masks else None
 
 
-@cache
+@functools.cache
 def _warn_of_shift() -> None:
     _log.warning(
         "to_training shifts labels, and so do the models of transformers, which are loaded: for them pass "
@@ -271,20 +282,21 @@ def _warn_of_shift() -> None:
     )
 
 
-def _bounds(counted: np.ndarray, flatten: bool) -> tuple[np.ndarray, Any]:
-    """cu_seqlens and max_seqlen from positions [n, S] counted from the document starts, of which place 0 is one."""
-    n, seq_len = counted.shape
-    flat = np.append(np.flatnonzero(counted == 0), n * seq_len).astype(np.int32)
+def _bounds(starts: tuple[np.ndarray, np.ndarray], n: int, width: int, flatten: bool) -> tuple[np.ndarray, Any]:
+    """cu_seqlens and max_seqlen of the documents that start at `starts`, of which place 0 of each record is one."""
+    within = starts[1] < width
+    record, place = starts[0][within], starts[1][within]
+    flat = np.append(record * width + place, n * width).astype(np.int32)
     lengths = np.diff(flat)
     if flatten:
         return flat, int(lengths.max())
-    record, place = np.divmod(flat[:-1], seq_len)
     first = np.searchsorted(record, np.arange(n))
-    bounds = np.full((n, int(np.bincount(record).max()) + 1), seq_len, dtype=np.int32)
+    bounds = np.full((n, int(np.bincount(record).max()) + 1), width, dtype=np.int32)
     bounds[record, np.arange(len(record)) - first[record]] = place
     return bounds, np.maximum.reduceat(lengths, first)
 
 
+@functools.cache
 def _integer_dtype(dtype: Any) -> np.dtype[Any]:
     """The NumPy dtype of a NumPy or torch dtype or its name."""
     try:

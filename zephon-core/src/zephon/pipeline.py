@@ -68,7 +68,7 @@ class Pipeline:
         self._stream: BatchStream | None = None
         self._account: Account | None = None  # of the last stream, or where restore and seek went
         self._skipped: tuple[tuple[int, int], ...] = ()  # ranges of rounds
-        self._restored = 0  # records of this group used in the state restored
+        self._entered = 0  # records of this group used where restore or seek went
         self._ratios: Mapping[str, float] | None = None  # tokens per row, once measured or restored
         self._earlier: tuple[Earlier, ...] = ()  # the runs that this one took over from
         self._history = ""  # as in `RunState`
@@ -306,14 +306,16 @@ class Pipeline:
         if not takes_over:
             read, compiled = compiled.accepting(read, allow, remedy)
         starts, used = read.starts(compiled.topology)
+        # Ranges asked for before restoring stay; those of the run so far are added.
+        skipped = join_ranges([*self._skipped, *read.skipped])
+        if read.global_batch != options.global_batch:
+            compiled.topology.check_skipped(used, skipped)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
         self._move(starts, used)
         self._compiled, self._ratios = compiled, compiled.tokens_per_row
         self._earlier, self._history = compiled.earlier, compiled.history
-        self._options, self._after, self._restored = options, after, used
-        # Ranges asked for before restoring stay; those of the run so far are added.
-        self._skipped = join_ranges([*self._skipped, *read.skipped])
+        self._options, self._after, self._skipped = options, after, skipped
         return self
 
     def seek(self, *, step: int | None = None, sequence_number: int | None = None) -> Self:
@@ -332,6 +334,8 @@ class Pipeline:
                 records of its rows, so that it can be entered at its states alone.
         """
         compiled = self.compiled
+        if self.awaits_state:
+            raise CheckpointError(NO_CUT)
         if compiled.history:
             raise CheckpointError(
                 "seek counts records from the start of the run, and this one went on over a change that made other "
@@ -349,6 +353,7 @@ class Pipeline:
                 )
         else:
             raise PipelineError("seek needs either step or sequence_number.")
+        topology.check_skipped(rounds * topology.width, self._skipped)
         starts = self._beginning()
         if (folder := self._options.flush_index) is not None:
             index = FlushIndex(folder, compiled.digest, compiled.lane_history, compiled.plan.first_start)
@@ -359,26 +364,21 @@ class Pipeline:
     def skip(self, first_step: int, last_step: int) -> Self:
         """Leave out `last_step - first_step` steps after the first `first_step` ones, for example after a loss spike.
 
-        Steps keep their numbers. They are batches of `global_batch` records from the start of the run on, also where
-        that was another before; a run restored inside one is refused. The range is kept in the state. All ranks must do
-        the same, before they reach it.
+        Steps keep their numbers: batches of `global_batch` records from record 0 on. A global batch with a step on both
+        sides of the range is refused. The range is kept in the state. All ranks do the same, before they reach it.
         """
         first, last = (check(_Number, each, "a step to skip", PipelineError) for each in (first_step, last_step))
         per_step, width = self._rounds_per_step(), self.compiled.topology.width
-        if self._restored % (width * per_step):
-            raise PipelineError(
-                f"skip counts steps of {self._options.global_batch} records from record 0, and the state restored lies "
-                "inside one, so that they would be halves of steps that are trained; restore a state of a step end, or "
-                "keep the global batch."
-            )
         reached = -(-self._place()[1] // (width * per_step))
         if not reached <= first < last:
             raise PipelineError(
                 f"skip({first_step}, {last_step}) is no range of steps to come; expected numbers from {reached} (steps "
                 "done) on, the second above the first."
             )
+        skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
+        self.compiled.topology.check_skipped(self._entered, skipped)
         self.close()
-        self._skipped = join_ranges([*self._skipped, (first * per_step, last * per_step)])
+        self._skipped = skipped
         begin, end = (each * per_step * self.compiled.topology.lanes for each in (first, last))
         _log.info("left out: steps %d to %d, which are records %d to %d", first + 1, last, begin, end - 1)
         return self
@@ -474,7 +474,7 @@ class Pipeline:
     def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
         """Go on from another place."""
         self.close()
-        self._account = Account.at(starts, cursor, len(self._source.datasets))
+        self._account, self._entered = Account.at(starts, cursor, len(self._source.datasets)), cursor
 
     def _compiled_with(
         self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options, history: str

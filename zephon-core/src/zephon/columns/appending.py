@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from contextlib import suppress
 from io import FileIO
 from pathlib import Path
+from weakref import WeakSet
 
 from zephon.errors import DataError
+
+_held: WeakSet[FileIO] = WeakSet()
 
 
 def new_file(folder: str | os.PathLike[str], name: str, what: str, header: bytes = b"") -> FileIO:
@@ -44,6 +49,34 @@ def append_whole(file: FileIO, content: bytes) -> None:
         file.truncate(end)
         file.seek(end)
         raise
+
+
+def hold(file: FileIO) -> None:
+    """Lock a file until it is closed or its process ends, however it ends, where the file system has locks."""
+    _held.add(file)
+    with suppress(OSError):
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _let_go() -> None:
+    """A fork may outlive its parent, and must not hold what the parent held."""
+    for file in [*_held]:
+        file.close()
+
+
+os.register_at_fork(after_in_child=_let_go)
+
+
+def is_held(path: Path) -> bool:
+    """Whether a live process, this one included, holds a file."""
+    with open(path, "rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return False
 
 
 def allocate(fd: int, nbytes: int) -> None:

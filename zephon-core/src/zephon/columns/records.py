@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -33,6 +34,22 @@ def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, n
     return shift + np.arange(new_offsets[-1], dtype=np.int64), new_offsets
 
 
+def positions_from(starts: tuple[np.ndarray, np.ndarray], n: int, width: int, dtype: Any) -> np.ndarray:
+    """Distance from the last start in each of `n` records of `width` places: dtype[n, width].
+
+    `starts` are those of `RecordBlock.starts`; each record has one at place 0.
+    """
+    record, place = starts
+    within = place < width
+    if not within.all():
+        record, place = record[within], place[within]
+    flat = np.empty(len(place) + 1, dtype=np.int64)
+    np.add(record * width, place, out=flat[:-1])
+    flat[-1] = n * width
+    start = np.repeat(place.astype(dtype), flat[1:] - flat[:-1]).reshape(n, width)
+    return np.subtract(np.arange(width, dtype=dtype), start, out=start)
+
+
 @dataclass(frozen=True, slots=True)
 class Pointer:
     """A token of a lane: which chunk, which row of that chunk, which token of that row's document.
@@ -48,10 +65,10 @@ class Pointer:
 
 @dataclass(slots=True)
 class RowPart:
-    """The rows of one dataset in a block.
+    """The rows of one dataset in a block, or of several that no operator can tell apart.
 
     Attributes:
-        dataset: index of the dataset.
+        dataset: index of the dataset, or of the first of them.
         table: the columns that the operators need, m rows.
         places: int64[m], ascending: which rows of the block they are.
     """
@@ -66,7 +83,7 @@ class RowBlock:
     """Neighbouring rows of one chunk of one lane, as read.
 
     Attributes:
-        parts: the rows, by dataset, since each has columns of its own.
+        parts: the rows, by dataset where each has columns or operators of its own.
         dataset: int32[n], index of the row's dataset.
         row: int64[n], number of the row within its dataset.
         chunk: index of the chunk within the lane.
@@ -196,18 +213,20 @@ class RecordBlock:
             **{name: getattr(self, name)[low:high] for name in _PER_SPAN},
         )
 
+    def starts(self) -> tuple[np.ndarray, np.ndarray]:
+        """(record, place), integers: where documents, parts of documents and the padding start, in order."""
+        n, length = self.tokens.shape
+        record = np.repeat(np.arange(n, dtype=np.int64), self.span_offsets[1:] - self.span_offsets[:-1])
+        short = np.flatnonzero(self.lengths < length)
+        if not len(short):
+            return record, self.span_start
+        padding = short * length + self.lengths[short]
+        return np.divmod(np.sort(np.concatenate([record * length + self.span_start, padding]), kind="stable"), length)
+
     def counted_positions(self) -> np.ndarray:
         """Distance of each token from the start of its span, or of the padding: int32[n, record_length]."""
         n, length = self.tokens.shape
-        base = np.repeat(np.arange(n, dtype=np.int64) * length, np.diff(self.span_offsets))
-        # Padding counts like a document.
-        short = np.flatnonzero(self.lengths < length)
-        flat = base + self.span_start
-        if len(short):
-            flat = np.sort(np.concatenate([flat, short * length + self.lengths[short]]), kind="stable")
-        counts = np.diff(flat, append=n * length)
-        positions = np.arange(n * length, dtype=np.int32) - np.repeat(flat.astype(np.int32), counts)
-        return positions.reshape(n, length)
+        return positions_from(self.starts(), n, length, np.int32)
 
     def span_lengths(self) -> np.ndarray:
         """Tokens of each span, int32[n_spans]."""
@@ -215,9 +234,17 @@ class RecordBlock:
         if len(ends):
             ends[:-1] = self.span_start[1:]
             # The last span of a record ends where the record's real tokens end.
-            filled = np.flatnonzero(np.diff(self.span_offsets))
+            filled = np.flatnonzero(self.span_offsets[1:] > self.span_offsets[:-1])
             ends[self.span_offsets[filled + 1] - 1] = self.lengths[filled]
         return ends - self.span_start
+
+    def tokens_before(self, n_datasets: int) -> np.ndarray:
+        """Real tokens of each dataset in the records before each record, and in all: int64[n + 1, n_datasets]."""
+        n = len(self)
+        record = np.repeat(np.arange(1, n + 1, dtype=np.int64), np.diff(self.span_offsets))
+        place = record * n_datasets + self.span_dataset
+        counts = np.bincount(place, weights=self.span_lengths(), minlength=(n + 1) * n_datasets)
+        return counts.astype(np.int64).reshape(n + 1, n_datasets).cumsum(axis=0)
 
     @staticmethod
     def empty(record_length: int) -> RecordBlock:

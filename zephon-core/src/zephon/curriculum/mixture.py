@@ -32,7 +32,7 @@ _GRID_BITS = 5  # a rate that changes in a chunk is looked up at every 32nd of i
 
 NO_CUT = (
     "this run takes over from an earlier one and does not know where: restore a state of the earlier run, or of this "
-    "one, before taking batches or a checkpoint."
+    "one, before taking batches or a checkpoint, and before seek and skip."
 )
 Cuts = Mapping[int, tuple[int, int]]
 """By lane: the chunk in which a run was taken over, and how many of its rows come before the cut."""
@@ -263,9 +263,10 @@ class Curriculum:
             share *= 2
         dataset = np.concatenate(datasets)[place[:most] & np.uint64((1 << 32) - 1)]
         row = np.empty(len(dataset), dtype=np.int64)
-        for d, count in enumerate(np.bincount(dataset).tolist()):
-            if count:
-                row[dataset == d] = self._orders[d].rows(lane, begin[d], begin[d] + count)
+        present = {d: count for d, count in enumerate(np.bincount(dataset).tolist()) if count}
+        row[np.argsort(dataset, kind="stable")] = DatasetOrder.rows_of(
+            [self._orders[d] for d in present], lane, [begin[d] for d in present], list(present.values())
+        )
         return Chunk(dataset, row)
 
     def _own_rows(self, lane: int, index: int) -> list[int]:

@@ -21,6 +21,7 @@ segments are open at a time. A small dataset of which a lane gets but a few rows
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -114,6 +115,19 @@ class DatasetOrder:
         self._tiny = small and self.rows_total < _TINY_ROWS_PER_LANE * lanes
         self._keep()
 
+    @staticmethod
+    def rows_of(orders: Sequence[DatasetOrder], lane: int, starts: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+        """`rows` of several datasets, put end to end: of each, so many from a lane position on."""
+        ends = np.cumsum(counts)
+        out = np.empty(int(ends[-1]), dtype=np.int64)
+        tiny = [d for d, order in enumerate(orders) if order._tiny]
+        for d in sorted(set(range(len(orders))).difference(tiny)):
+            out[ends[d] - counts[d] : ends[d]] = orders[d].rows(lane, starts[d], starts[d] + counts[d])
+        if tiny:
+            some = [orders[d] for d in tiny], lane, [starts[d] for d in tiny], [counts[d] for d in tiny]
+            out[np.repeat(np.isin(np.arange(len(orders)), tiny), counts)] = _tiny_rows(*some)
+        return out
+
     def _keep(self) -> None:
         """Keep what the next chunk of a lane needs again."""
         epochs = max(2, min(_EPOCHS_KEPT, _SEGMENTS_KEPT // len(self._segments)))
@@ -134,7 +148,7 @@ class DatasetOrder:
     def rows(self, lane: int, start: int, stop: int) -> np.ndarray:
         """Row numbers int64[stop - start] at lane positions `start` to `stop`."""
         if self._tiny:
-            return self._tiny_rows(lane, np.arange(start, stop, dtype=np.int64))
+            return _tiny_rows([self], lane, [start], [stop - start])
         out = np.empty(stop - start, dtype=np.int64)
         filled = 0
         while filled < len(out):
@@ -143,17 +157,6 @@ class DatasetOrder:
             out[filled : filled + count] = self._range_rows(epoch, low, high, offset, offset + count)
             filled += count
         return out
-
-    def _tiny_rows(self, lane: int, position: np.ndarray) -> np.ndarray:
-        """`rows` where a lane has few rows of each epoch: all epochs at once, each permuted as a whole."""
-        n, lanes = self.rows_total, self._lanes
-        read = position + lane * n // lanes
-        x = ((read + 1) * lanes - 1) // n
-        virtual = read - x // lanes * n
-        if not self._shuffled:
-            return virtual
-        epoch = x - lane if self._options.reshuffle else np.zeros_like(x)
-        return feistel(hash64(self._key, epoch), n, virtual)
 
     def _find(self, lane: int, position: int) -> tuple[int, int, int, int]:
         """Epoch, the lane's virtual range in it, and how far into that range a lane position lies."""
@@ -219,3 +222,20 @@ class DatasetOrder:
 
     def _epoch_key(self, epoch: int) -> int:
         return mix_key(self._key, epoch if self._options.reshuffle else 0)
+
+
+def _tiny_rows(orders: Sequence[DatasetOrder], lane: int, starts: Sequence[int], counts: Sequence[int]) -> np.ndarray:
+    """`DatasetOrder.rows_of` where a lane has few rows of each epoch: all epochs at once, each permuted as a whole."""
+
+    def each(values: list[int] | list[bool], kind: type = np.int64) -> np.ndarray:
+        return np.repeat(np.array(values, dtype=kind), counts)
+
+    lanes = orders[0]._lanes
+    n = each([order.rows_total for order in orders])
+    begun = [start - before for start, before in zip(starts, np.cumsum(counts) - counts, strict=True)]
+    read = np.arange(len(n), dtype=np.int64) + each(begun) + lane * n // lanes
+    x = ((read + 1) * lanes - 1) // n
+    virtual = read - x // lanes * n
+    epoch = (x - lane) * each([order._options.reshuffle for order in orders])
+    keys = hash64(each([order._key for order in orders], np.uint64), epoch)
+    return np.where(each([order._shuffled for order in orders], bool), feistel(keys, n, virtual), virtual)

@@ -71,27 +71,36 @@ def shuffled_indices(key: int, n: int) -> np.ndarray:
     return np.argsort(hash64(key, np.arange(n, dtype=np.uint64))).astype(np.int64, copy=False)
 
 
-def feistel(key: int | np.ndarray, n: int, index: np.ndarray) -> np.ndarray:
+def feistel(key: int | np.ndarray, n: int | np.ndarray, index: np.ndarray) -> np.ndarray:
     """The images int64[m] of `index` int64[m] under a permutation of 0 to n - 1 fixed by `key`.
 
-    With uint64[m] keys, each index goes through the permutation of its own key. Costs the same for any `n`: no array of
-    the whole domain is ever made.
+    With uint64[m] keys or int64[m] sizes (below 2**53), each index goes through the permutation of its own. Costs the
+    same for any `n`: no array of the whole domain is ever made.
     """
-    half = max(1, ((n - 1).bit_length() + 1) // 2)
-    bits, mask, limit = np.uint64(half), np.uint64((1 << half) - 1), np.uint64(n)
-    keys = key if isinstance(key, np.ndarray) else np.array([key], dtype=np.uint64)
+    limit, keys = np.atleast_1d(np.asarray(n, dtype=np.uint64)), np.atleast_1d(np.asarray(key, dtype=np.uint64))
+    lengths = (
+        np.frexp((limit - np.uint64(1)).astype(np.float64))[1] if isinstance(n, np.ndarray) else (n - 1).bit_length()
+    )
+    bits = np.atleast_1d(np.maximum(1, (lengths + 1) // 2)).astype(np.uint64)
+    mask = (np.uint64(1) << bits) - np.uint64(1)
     round_keys = [hash64(r, keys) for r in range(_FEISTEL_ROUNDS)]
 
     def encrypt(x: np.ndarray, of: np.ndarray | slice) -> np.ndarray:
-        left, right = x >> bits, x & mask
+        half, low = _of(bits, of), _of(mask, of)
+        left, right = x >> half, x & low
         for each in round_keys:
-            left, right = right, left ^ (hash64(each[of] if len(each) > 1 else each, right) & mask)
-        return (left << bits) | right
+            left, right = right, left ^ (hash64(_of(each, of), right) & low)
+        return (left << half) | right
 
     out = encrypt(index.astype(np.uint64), slice(None))
     # The network permutes up to 4n values; walking the cycle until it re-enters 0..n-1 permutes exactly those.
     outside = np.flatnonzero(out >= limit)
     while len(outside):
         out[outside] = encrypt(out[outside], outside)
-        outside = outside[out[outside] >= limit]
+        outside = outside[out[outside] >= _of(limit, outside)]
     return out.astype(np.int64)
+
+
+def _of(values: np.ndarray, indices: np.ndarray | slice) -> np.ndarray:
+    """The value of each index, or the only one there is."""
+    return values[indices] if len(values) > 1 else values

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -152,6 +153,7 @@ class Dataset:
         self,
         first: Mapping[str, str | None],
         size_column: str,
+        named: Sequence[str] = (),
         index_dir: Path | None = None,
         *,
         skips: bool = False,
@@ -161,15 +163,22 @@ class Dataset:
 
         Args:
             size_column: a column to scan for, as for `open`; another one where it is not among the first.
+            named: columns that are looked for in all rows of files without a schema, if their first rows lack them.
             index_dir, skips, spans: as for `columns`.
         """
         if self.table is not None or not first:
             return dict(first)
         if not has_column(size_column, first):
             size_column = next(iter(first))
-        _, _, _, kinds, _ = self._scanned(size_column, index_dir, False, lost=[] if skips else None, spans=spans)
-        is_loose, known = any(kind is not None for kind in first.values()), {*first, *physical_columns([size_column])}
-        return {**first, **{name: kind if is_loose else None for name, kind in kinds.items() if name not in known}}
+        found, is_loose = dict(first), any(kind is not None for kind in first.values())
+        while size_column:
+            lost: list[LostShard] | None = [] if skips else None
+            *_, kinds, _ = self._scanned(size_column, index_dir, False, lost=lost, spans=spans, warns=False)
+            paths = () if is_loose else physical_columns([size_column])
+            found |= {name: kind if is_loose else None for name, kind in kinds.items() if name not in {*found, *paths}}
+            late = [name for name in physical_columns(named) if is_loose and not has_column(name, found)]
+            size_column, named = "".join(f"{{{name}}}" for name in late), ()
+        return found
 
     def open(
         self,
@@ -179,7 +188,7 @@ class Dataset:
         cache: DecodeCache,
         index_dir: Path | None = None,
         is_text: bool = True,
-        optional: Collection[str] = (),
+        optional: Mapping[str, str | None] = MappingProxyType({}),
         spans: Spans | None = None,
         skips: bool = False,
     ) -> OpenDataset:
@@ -192,7 +201,8 @@ class Dataset:
                 `is_text` is False it must be text (any string type, or binary that holds UTF-8).
             cache: shared by all datasets of the process.
             index_dir: folder of the sidecar indexes; None scans anew.
-            optional: those of `columns` that may be missing in files of JSON lines, where they are null then.
+            optional: those of `columns` that may be missing in files of JSON lines, where they are null then, and what
+                they hold where the first rows of files do not tell.
             spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
             skips: damaged files count as files without rows and are told in `OpenDataset.lost`; damaged rows are marked
                 when read, see `zephon.columns.damage`.
@@ -209,8 +219,9 @@ class Dataset:
             return open_table(self.name, self.table, columns, size_column, is_text)
         lost: list[LostShard] | None = [] if skips else None
         fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
+        loose = optional if fmt.name == "jsonl" else {}
         for column in columns:
-            if not (column in optional and fmt.name == "jsonl" and template_of(column) is None):
+            if column not in loose or template_of(column) is not None:
                 require_somewhere(column, kinds, path, is_exact=False)
         if fmt.name not in ("jsonl", "webdataset"):  # those tell nothing of what is in a column
             require_somewhere(size_column, kinds, path)
@@ -227,7 +238,7 @@ class Dataset:
             size_column,
             spans,
             is_text=is_text,
-            kinds=None if plain else kinds,
+            kinds=None if plain else {**loose, **kinds},
             skips=skips,
         )
         return OpenDataset(catalog, files, cache, sorted(lost or ()))
@@ -277,16 +288,18 @@ class Dataset:
         progress: Callable[[int, int, int, int], None] | None = None,
         lost: list[LostShard] | None = None,
         spans: Spans | None = None,
+        warns: bool = True,
     ) -> tuple[Format, Listing, Catalog, dict[str, str | None], str]:
         """Format, files, what is in each, columns with types (see `scan_shards`), and the path for messages."""
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
             some = listing.names[:: len(listing.names) // 10_000 + 1]
-            if len(splits := split_files(some)) > 1 and "train" in splits:
+            if warns and len(splits := split_files(some)) > 1 and "train" in splits:
                 _log.warning("'%s' holds the splits %s, and all are read; name files or a folder", path, [*splits])
             known_as = str(self.path) if is_remote(str(self.path)) else path
             shards, kinds = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=progress, lost=lost
             )
-        require_somewhere(size_column, kinds, path, is_exact=False)
+        if is_text:
+            require_somewhere(size_column, kinds, path, is_exact=False)
         return fmt, listing, Catalog.from_shards(self.name, fmt, shards, listing.pin), kinds, path

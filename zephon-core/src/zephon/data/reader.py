@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -105,45 +106,87 @@ class OpenDataset:
         """The rows with ids `rows` int64[n], in that order; repeats are allowed."""
         rows = np.asarray(rows, np.int64)
         if not len(rows):
-            return self._group(0).slice(0, 0)
-        starts = self.catalog.row_starts
-        of_row = self.catalog.groups_at(rows)
-        groups, counts = np.unique(of_row, return_counts=True)
-        if len(groups) == 1:
-            return self._group(int(groups[0]), len(rows)).take(int64_array(rows - starts[groups[0]]))
-        if len(rows) >= _DENSE_SHARE * self.catalog.group_rows[groups].sum():
-            # Groups side by side, then one pick: row r lies at its group's new start plus its place in the group.
-            tables = [pa.table({})] * len(groups)
-            for i in self._rotated(rows, len(groups)):
-                tables[i] = self._group(int(groups[i]), int(counts[i]))
-            new_starts = np.cumsum(self.catalog.group_rows[groups]) - self.catalog.group_rows[groups]
-            shift = new_starts - starts[groups]
-            return _picked(tables, rows + shift[np.searchsorted(groups, of_row)])
-        order = np.argsort(of_row, kind="stable")
-        by_group = np.split(rows[order], np.cumsum(counts)[:-1])
-        pieces = [pa.table({})] * len(groups)
-        for i in self._rotated(rows, len(groups)):
-            pieces[i] = self._group(int(groups[i]), int(counts[i])).take(int64_array(by_group[i] - starts[groups[i]]))
-        back = np.empty(len(order), np.int64)
-        back[order] = np.arange(len(order))
-        return _picked(pieces, back)
-
-    def _rotated(self, rows: npt.NDArray[np.int64], count: int) -> list[int]:
-        """0 to count - 1, from one that depends on `rows`, but in order where a format can only be read in order.
-
-        Threads that need the same groups would else follow each other from group to group, one decoding, all waiting.
-        """
-        start = 0 if self.catalog.sequential else int(rows[0]) % count
-        return [*range(start, count), *range(start)]
+            return self.group(0, 0).slice(0, 0)
+        catalog = self.catalog
+        of_row = catalog.groups_at(rows)
+        return _taken(rows, of_row, catalog.row_starts, catalog.group_rows, self.group, catalog.sequential)
 
     def close(self) -> None:
         """Frees files and cached groups; the dataset can still be read, which opens what it needs again."""
         self._source.close()
         self._cache.discard(lambda key: isinstance(key, tuple) and key[0] == self)
 
-    def _group(self, group: int, rows: int = 0) -> pa.Table:
-        """A group, of which so many rows are used now."""
+    def group(self, group: int, rows: int) -> pa.Table:
+        """A group from the cache, of which so many rows are used now."""
         return self._cache.get((self, group), lambda: self.read_group(group), rows)
+
+
+class JoinedDatasets:
+    """Open datasets with the same columns, read as one: the row ids of each follow those of the one before it.
+
+    What a read costs besides its rows is then paid once, and not once per dataset.
+    """
+
+    def __init__(self, datasets: Sequence[OpenDataset]) -> None:
+        self._datasets = list(datasets)
+        catalogs = [dataset.catalog for dataset in datasets]
+        self.first_rows = np.cumsum([0, *(catalog.rows for catalog in catalogs)])
+        """int64[n_datasets + 1]: the first row id of each dataset here, then the number of rows."""
+        starts = [catalog.row_starts[:-1] + first for catalog, first in zip(catalogs, self.first_rows, strict=False)]
+        self._row_starts = np.concatenate([*starts, self.first_rows[-1:]])
+        self._group_rows = np.concatenate([catalog.group_rows for catalog in catalogs])
+        self._first_groups = np.cumsum([0, *(catalog.n_groups for catalog in catalogs)]).tolist()
+        self._sequential = any(catalog.sequential for catalog in catalogs)
+
+    def take(self, rows: npt.NDArray[np.int64]) -> pa.Table:
+        """As `OpenDataset.take`."""
+        of_row = np.searchsorted(self._row_starts, rows, side="right") - 1
+        return _taken(rows, of_row, self._row_starts, self._group_rows, self._group, self._sequential)
+
+    def _group(self, group: int, rows: int) -> pa.Table:
+        d = bisect_right(self._first_groups, group) - 1
+        return self._datasets[d].group(group - self._first_groups[d], rows)
+
+
+def _taken(
+    rows: npt.NDArray[np.int64],
+    of_row: npt.NDArray[np.int64],
+    starts: npt.NDArray[np.int64],
+    group_rows: npt.NDArray[np.int64],
+    read: Callable[[int, int], pa.Table],
+    sequential: bool,
+) -> pa.Table:
+    """Rows of several groups, in the order of `rows`.
+
+    Args:
+        rows: int64[n], at least one.
+        of_row: int64[n], the group of each.
+        starts, group_rows: int64[n_groups + 1] and int64[n_groups], the first row and the number of rows of each group.
+        read: a group, of which so many rows are used now.
+        sequential: whether groups are to be read in order.
+    """
+    groups, counts = np.unique(of_row, return_counts=True)
+    if len(groups) == 1:
+        return read(int(groups[0]), len(rows)).take(int64_array(rows - starts[groups[0]]))
+    # Threads that need the same groups would else follow each other from group to group, one decoding, all waiting.
+    turn = 0 if sequential else int(rows[0]) % len(groups)
+    tables = [pa.table({})] * len(groups)
+    if len(rows) >= _DENSE_SHARE * group_rows[groups].sum():
+        # Groups side by side, then one pick: row r lies at its group's new start plus its place in the group.
+        for i in [*range(turn, len(groups)), *range(turn)]:
+            tables[i] = read(int(groups[i]), int(counts[i]))
+        new_starts = np.cumsum(group_rows[groups]) - group_rows[groups]
+        shift = new_starts - starts[groups]
+        return _picked(tables, rows + shift[np.searchsorted(groups, of_row)])
+    order = np.argsort(of_row, kind="stable")
+    ends = np.cumsum(counts)
+    inside = int64_array((rows - starts[of_row])[order])
+    for i in [*range(turn, len(groups)), *range(turn)]:
+        table = read(int(groups[i]), int(counts[i]))
+        tables[i] = table.take(inside.slice(ends[i] - counts[i], counts[i]))
+    back = np.empty(len(order), np.int64)
+    back[order] = np.arange(len(order))
+    return _picked(tables, back)
 
 
 def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:

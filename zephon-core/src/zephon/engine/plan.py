@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ from zephon.columns.records import RowBlock, RowPart
 from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Curriculum
-from zephon.data.reader import OpenDataset
+from zephon.data.reader import JoinedDatasets, OpenDataset
 from zephon.ops.base import Orderer, PackCounts, Packer
 from zephon.ops.bins import BinPacker
 from zephon.ops.documents import DocumentWorker
@@ -43,23 +43,44 @@ class Fetcher:
     Args:
         datasets: open datasets in the order of the curriculum.
         columns: for each dataset, by the name under which the operators know a column, its name in the files.
+        alike: for each dataset, what is the same for those whose rows may come as one part; None where none may.
     """
 
-    def __init__(self, datasets: Sequence[OpenDataset], columns: Sequence[Mapping[str, str]]) -> None:
+    def __init__(
+        self,
+        datasets: Sequence[OpenDataset],
+        columns: Sequence[Mapping[str, str]],
+        alike: Sequence[Hashable] | None = None,
+    ) -> None:
         self._datasets = list(datasets)
         self._columns = list(columns)
+        together: dict[Hashable, list[int]] = {}
+        for d, names in enumerate(columns):
+            together.setdefault((tuple(names.items()), d if alike is None else alike[d]), []).append(d)
+        self._first = np.arange(len(datasets))  # by dataset, the first of those that are read with it
+        self._shift = np.zeros(len(datasets), dtype=np.int64)
+        """By dataset, the first of its row ids where it is read with others."""
+        self._readers: list[OpenDataset | JoinedDatasets] = list(datasets)
+        for several in together.values():
+            if len(several) > 1:
+                joined = self._readers[several[0]] = JoinedDatasets([datasets[d] for d in several])
+                self._first[several], self._shift[several] = several[0], joined.first_rows[:-1]
+
+    def joining(self, alike: Sequence[Hashable]) -> Fetcher:
+        """The same, rows of datasets that are alike coming as one part."""
+        return Fetcher(self._datasets, self._columns, alike)
 
     def __call__(self, dataset: np.ndarray, row: np.ndarray, chunk: int, first_position: int) -> RowBlock:
         """The rows `row` int64[n] of the datasets `dataset` int32[n], in that order."""
-        present = np.unique(dataset)
+        first, wanted = self._first[dataset], row + self._shift[dataset]
+        present = np.unique(first)
         if len(present) == 1:
-            parts = [self._read(int(present[0]), row, np.arange(len(row), dtype=np.int64))]
+            parts = [self._read(int(present[0]), wanted, np.arange(len(row), dtype=np.int64))]
         else:
-            # One read per dataset.
-            by_dataset = np.argsort(dataset, kind="stable")
-            edges = [*np.searchsorted(dataset[by_dataset], present, side="left").tolist(), len(dataset)]
+            by_part = np.argsort(first, kind="stable")
+            edges = [*np.searchsorted(first[by_part], present, side="left").tolist(), len(first)]
             parts = [
-                self._read(int(d), row[by_dataset[low:high]], by_dataset[low:high])
+                self._read(int(d), wanted[by_part[low:high]], by_part[low:high])
                 for d, low, high in zip(present, edges[:-1], edges[1:], strict=True)
             ]
         position = np.arange(first_position, first_position + len(row), dtype=np.int64)
@@ -119,7 +140,7 @@ class Fetcher:
         return pa.table(named)
 
     def _read(self, dataset: int, rows: np.ndarray, places: np.ndarray) -> RowPart:
-        return RowPart(dataset, self.named(dataset, self._datasets[dataset].take(rows)), places)
+        return RowPart(dataset, self.named(dataset, self._readers[dataset].take(rows)), places)
 
     @staticmethod
     def _without_lost(parts: Sequence[RowPart]) -> tuple[list[RowPart], tuple[tuple[int, Lost], ...]]:

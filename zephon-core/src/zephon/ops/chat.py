@@ -12,6 +12,7 @@ import numpy as np
 
 from zephon.config.keys import Column, Names, check, key, quote
 from zephon.config.settings import ChatLoss
+from zephon.data.columns import has_column
 from zephon.errors import PipelineError
 from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from zephon.ops.chat_specials import SpellableTokens
@@ -19,7 +20,7 @@ from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
-from zephon.ops.rows import Rows, check_names
+from zephon.ops.rows import RowOperator, Rows, check_names
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
@@ -32,6 +33,7 @@ _PARTS |= {
     **dict.fromkeys(("history", "documents", "chat_template_kwargs", "image", "images"), ""),
 }
 _PARTS_OF_PROMPTS = {"input": "input", "context": "input", "reasoning_content": "", "reasoning": "", "thinking": ""}
+_NOTHING: tuple[Any, ...] = (None, "", "[]", "{}", [], {})
 _SKELETONS_KEPT = 4096
 
 
@@ -121,31 +123,55 @@ class TokenizeChat(EncodeOptions):
         """Columns of tools, of input and of system messages."""
         return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
 
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that its options name."""
+        return tuple(name for name in (self.field, self.response, *self._optional) if name not in (None, "auto"))
+
+    @property
+    def _optional(self) -> tuple[str | None, ...]:
+        return self.tools, self.input, self.system
+
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
         """The same with the columns found among those of a dataset, of which other operators read some.
 
         PipelineError where one that is named is missing, or one that belongs to conversations is not used.
         """
-        found = self._found(present, dataset)
-        parts = _PARTS | (_PARTS_OF_PROMPTS if found.extra_columns else {})
-        used = {found.field, *found.extra_columns, *found.optional_columns, *found.ignored, *read}
-        for name, option in parts.items():
-            if name not in present or name in used or (option in ("input", "tools") and getattr(self, option) is None):
-                continue
-            remedy = f"name it ({option}={quote(name)})" if option else "put it into the messages in a map"
-            raise PipelineError(
-                f'dataset "{dataset}": tokenize_chat does not use column "{name}", which belongs to conversations; '
-                f"{remedy}, or leave it out by name (ignored=[{quote(name)}])."
-            )
+        for option, name in zip(("tools", "input", "system"), self._optional, strict=True):
+            if name not in (None, "auto") and not has_column(name, present):
+                raise PipelineError(
+                    f'dataset "{dataset}": tokenize_chat {option} names column "{name}", which is missing; there are '
+                    f"{', '.join(present)}."
+                )
+        found = self.found(present)
+        found = replace(found, ignored=(*found.ignored, *sorted(read)))
+        for name in found.unused_columns:
+            if name in present:
+                raise PipelineError(f'dataset "{dataset}": {self.refusal(name)}.')
         return found
 
-    def _found(self, present: Sequence[str], dataset: str) -> TokenizeChat:
-        for name in ("tools", "input", "system"):
-            if getattr(self, name) not in (None, "auto", *present):
-                raise PipelineError(
-                    f'dataset "{dataset}": tokenize_chat {name} names column "{getattr(self, name)}", which is '
-                    f"missing; there are {', '.join(present)}."
-                )
+    @property
+    def unused_columns(self) -> tuple[str, ...]:
+        """Columns that change what conversations say and are neither used nor ignored, wherever they may be: beside the
+        conversations, or beside what holds them."""
+        parts = _PARTS | (_PARTS_OF_PROMPTS if self.extra_columns else {})
+        kept = [name for name, option in parts.items() if option not in ("input", "tools") or getattr(self, option)]
+        folder = self.field.rpartition(".")[0]
+        beside = [f"{folder}.{name}" for name in (*kept, *(["tools"] if self.tools else []))] if folder else []
+        used = {self.field, *self.extra_columns, *self.optional_columns, *self.ignored}
+        return tuple(name for name in (*kept, *beside) if name not in used)
+
+    def refusal(self, name: str) -> str:
+        """The words for a column that is not used."""
+        option = (_PARTS | _PARTS_OF_PROMPTS).get(name.rpartition(".")[2], "tools")
+        remedy = f"name it ({option}={quote(name)})" if option else "put it into the messages in a map"
+        return (
+            f'tokenize_chat does not use column "{name}", which belongs to conversations; {remedy}, or leave it out by '
+            f"name (ignored=[{quote(name)}])"
+        )
+
+    def found(self, present: Sequence[str]) -> TokenizeChat:
+        """The same with the columns of conversations found among those of a dataset."""
         if self.field != "auto":
             return replace(self, response=None) if self.response == "auto" else self
         fields = [name for name in _FIELDS if name in present]
@@ -158,6 +184,27 @@ class TokenizeChat(EncodeOptions):
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> ChatEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
         return ChatEncoder(self, tokenizer, bos, eos)
+
+
+@dataclass(frozen=True)
+class RefuseUnused(RowOperator):
+    """Rows that have anything in a column that `chat` does not use cannot be used: where only rows tell of it."""
+
+    kind: ClassVar[str] = "tokenize_chat"
+    chat: TokenizeChat
+    columns: tuple[str, ...]
+
+    def apply(self, rows: Rows) -> None:
+        here = [name for name in self.columns if name in rows.table.column_names]
+        held = {name: rows.table.column(name) for name in here}
+        rows.table = rows.table.drop_columns(here)
+        bad = np.zeros(len(rows.places), dtype=bool)
+        for name, column in held.items():
+            for index, value in enumerate(column.to_pylist() if column.null_count < len(column) else ()):
+                if value not in _NOTHING and not bad[index]:
+                    bad[index] = True
+                    rows.fail(index, self.kind, self.chat.refusal(name))
+        rows.keep(~bad)
 
 
 class ChatEncoder(Encoder):

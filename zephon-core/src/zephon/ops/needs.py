@@ -12,6 +12,7 @@ from zephon.data.columns import has_column, physical_columns
 from zephon.data.dataset import Dataset
 from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
+from zephon.ops.chat import RefuseUnused, TokenizeChat
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.text import TextTemplate
@@ -26,15 +27,17 @@ class Needs:
         columns: by the name that operators know, the name in the files.
         size_column: the column of the files whose bytes stand for the size of a row.
         is_text: whether that column must hold text.
-        optional: columns of the files that need not be there.
+        optional: columns of the files that need not be there, and what they hold in JSON lines, as far as is known.
         encode: the tokenizing operator, with "auto" columns found.
+        operators: the row operators, with what the columns tell them.
     """
 
     columns: dict[str, str]
     size_column: str
     is_text: bool
     encode: Any
-    optional: frozenset[str] = field(default_factory=frozenset)
+    operators: Sequence[RowOperator] = ()
+    optional: Mapping[str, str | None] = field(default_factory=dict)
 
 
 def columns_needed(
@@ -61,11 +64,11 @@ def columns_needed(
     else:
         renamed = {}
     present: Mapping[str, str | None] = dataset.columns(index_dir, skips=skips, spans=spans)
-    if hasattr(encode, "resolved"):
-        document = encode.resolved([*present], dataset.name, {*present}).field
-    elif not renamed:
-        document = encode.field
-    present = dataset.columns_of_all(present, document, index_dir, skips=skips, spans=spans)
+    finds = isinstance(encode, TokenizeChat)
+    if not renamed:
+        document = encode.found([*present]).field if finds else encode.field
+    named = [renamed.get(name, name) for name in _named_columns(operators, encode)]
+    present = dataset.columns_of_all(present, document, named, index_dir, skips=skips, spans=spans)
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     if (
@@ -75,7 +78,7 @@ def columns_needed(
     ):
         renamed = {Pretokenized.field: next(iter(present))}
     is_loose = any(kind is not None for kind in present.values())
-    if hasattr(encode, "resolved"):
+    if finds:
         used = {name for each in operators for name in (present if each.columns is None else each.columns)}
         encode = encode.resolved(list(present), dataset.name, used)
     required: dict[str, bool] = {}
@@ -101,30 +104,57 @@ def columns_needed(
         else:
             made.update(makes)
     for name in encode.optional_columns:
-        if name not in made and (name in present or is_loose):
+        if name not in made and (is_loose or has_column(name, present)):
             required.setdefault(name, False)
+    if finds:  # what is known of files alone is refused by now
+        late = [name for name in encode.unused_columns if is_loose or ("." in name and has_column(name, present))]
+        if late := [name for name in late if name not in required]:
+            operators = [RefuseUnused(encode, tuple(late)), *operators]
+            required |= dict.fromkeys(late, False)
     read = {name: renamed.get(name, name) for name in required}
     first = next(iter(present))
     if not read:
         read = {first: first}
     sized = read.get(encode.field) or next(iter(read.values()))
-    optional = {read[name] for name, needed in required.items() if not needed}
-    exact = {name: text_name(renamed.get(name, name)) for name in _printed_numbers(operators, present)}
+    optional = {read[name]: present.get(read[name]) for name in read if is_loose or not required[name]}
+    printed, operators = _with_templates(operators, present)
+    exact = {name: text_name(renamed.get(name, name)) for name in printed}
     read |= {text_name(name): source for name, source in exact.items()}
-    return Needs(read, sized, False, encode, frozenset(optional.union(exact.values())))
+    return Needs(read, sized, False, encode, operators, {**optional, **dict.fromkeys(exact.values())})
 
 
-def _printed_numbers(operators: Sequence[RowOperator], present: Mapping[str, str | None]) -> set[str]:
-    """Columns of numbers in JSON, as their files have them, that text templates print."""
-    printed: set[str] = set()
-    made: set[str] = set()
+def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:
+    """Columns of files that operators name, as far as none of them is made by another."""
+    named, made = list[str](), set[str]()
     for operator in operators:
+        named += [name for name in operator.columns or () if name not in made]
+        if operator.makes is None:
+            return named
+        made.update(operator.makes)
+    columns = encode.named_columns if isinstance(encode, TokenizeChat) else (encode.field, *encode.extra_columns)
+    return named + [name for name in columns if name not in made]
+
+
+def _with_templates(
+    operators: Sequence[RowOperator], present: Mapping[str, str | None]
+) -> tuple[set[str], list[RowOperator]]:
+    """Columns of JSON that text templates print as their files have them, and the operators, with templates that learn
+    that numbers of JSON reach them as floats, behind a function."""
+    printed, made = set[str](), set[str]()
+    is_loose = any(kind is not None for kind in present.values())
+    chain, before = list(operators), list[int]()
+    for n, operator in enumerate(operators):
+        if isinstance(operator, TextTemplate):
+            before.append(n)
+            kinds = {name: present.get(name) for name in operator.columns if name not in made}
+            printed.update(name for name, kind in kinds.items() if kind in ("number", "json"))
         if operator.columns is None or operator.makes is None:
             break
-        if isinstance(operator, TextTemplate):
-            printed.update(name for name in operator.columns if present.get(name) == "number" and name not in made)
         made.update(operator.makes)
-    return printed
+    for n in range(len(chain)):
+        if isinstance(operator := chain[n], TextTemplate):
+            chain[n] = replace(operator, floats=is_loose and n not in before, last=n not in before[:-1])
+    return printed, chain
 
 
 def _may_hold(name: str, present: Iterable[str]) -> bool:

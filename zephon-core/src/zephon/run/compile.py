@@ -27,7 +27,7 @@ from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Encoder
 from zephon.ops.needs import Needs
@@ -128,6 +128,7 @@ class Compiled:
         ranges of rounds are left out."""
         topology = self.topology
         rounds, extra = divmod(cursor, topology.width)
+        batch = topology.global_batch or 1
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
@@ -140,6 +141,7 @@ class Compiled:
             skipped=skipped,
             earlier=self.earlier,
             history=self.history,
+            global_batch=batch if skipped and cursor * topology.dp_degree % batch else 0,
         )
 
     def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
@@ -230,7 +232,13 @@ def compile_pipeline(
         topology=topology,
         curriculum=curriculum,
         window_chunks=options.flush_every_k_chunks,
-        fetch=inputs.fetch,
+        # Text that goes straight to the same encoder: which dataset a row is of makes no difference.
+        fetch=inputs.fetch.joining(
+            [
+                id(encoder) if encoder.joins and not chain and stateful is None else d
+                for d, (encoder, chain) in enumerate(zip(encoders, inputs.chains, strict=True))
+            ]
+        ),
         tokenize=worker(after),
         fetch_apart="fetch" in workers,
         pack=operators.pack,
@@ -294,15 +302,22 @@ def _tokens_per_step(operators: Operators, options: Options) -> int | None:
 def _tried(
     worker: DocumentWorker, names: Sequence[str], samples: Mapping[int, Sample], options: Options
 ) -> tuple[str, ...]:
-    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people."""
+    """Try the row operators, and what comes out of them on those that make tokens of anything but text, whose types say
+    little; gives findings for people."""
     sent_for = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
     compare = options.check_operators
     findings = check_operators(worker, names, samples, options.faults, compare=compare, sent_for=sent_for)
     for d, sample in samples.items():
+        failed: list[tuple[int, str, str]] = []
         try:
-            worker.count(d, sample.table)
+            tokens = worker.count(d, sample.table, failed)
         except PipelineError as error:
-            raise PipelineError(f'dataset "{names[d]}", after its operators: {error}') from error.__cause__
+            where = ", after its operators" if worker.chains[d] else ""
+            raise PipelineError(f'dataset "{names[d]}"{where}: {error}') from error.__cause__
+        if not tokens and 2 * len({place for place, _, _ in failed}) > len(sample.rows):
+            (place, kind, reason), rows = failed[0], f"any of the {len(sample.rows):,} rows tried before the run"
+            at = worker.describe(d, int(sample.rows[place]))
+            raise DataError(f"{kind} cannot use {rows}; the first, {at}: {reason}; name another column or repair it.")
     return findings
 
 

@@ -26,6 +26,7 @@ from zephon.ops.documents import DocumentWorker
 from zephon.ops.needs import Needs, columns_needed
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator
+from zephon.ops.tokenize import Tokenize
 from zephon.ops.trial import Sample, probe
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import SAMPLE_BYTES, Tokenizer, load_tokenizer
@@ -89,10 +90,16 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
     choose_allocator()
     index_dir, skips = options.cache.index_dir, options.faults.skips
     cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.decoded_limit_bytes), open_spans(options.cache)
-    untyped = [[operator for operator in operators.rows if operator.is_for(name)] for name in source.names]
     needs = [
-        columns_needed(dataset, chain, operators.encode_for(dataset.name), index_dir, skips, spans)
-        for dataset, chain in zip(source.datasets, untyped, strict=True)
+        columns_needed(
+            dataset,
+            [operator for operator in operators.rows if operator.is_for(dataset.name)],
+            operators.encode_for(dataset.name),
+            index_dir,
+            skips,
+            spans,
+        )
+        for dataset in source.datasets
     ]
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
         loading = helper.submit(_load_tokenizer, operators.encode, index_dir)
@@ -116,10 +123,10 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
         fetch = Fetcher(datasets, [need.columns for need in needs])
         chains: list[Sequence[RowOperator]] = []
         samples: dict[int, Sample] = {}
-        for d, chain in enumerate(untyped):
-            chains.append(chain)
-            if chain:
-                chains[d], samples[d], warning = probe(chain, fetch.samples(d), source.names[d])
+        for d, need in enumerate(needs):
+            chains.append(need.operators)
+            if need.operators or not isinstance(need.encode, Tokenize):
+                chains[d], samples[d], warning = probe(need.operators, fetch.samples(d), source.names[d])
                 if warning:
                     _log.warning("%s", warning)
         return Inputs(datasets, needs, chains, samples, fetch, loading.result())

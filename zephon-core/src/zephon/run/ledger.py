@@ -11,7 +11,7 @@ NAME.spans
 
 All numbers are little-endian. Every start of a run writes files of its own. What earlier starts consumed of a lane
 behind the place where a later one begins was rolled back and does not count; as long as the data are the same, records
-consumed twice must have the same digest.
+consumed twice must have the same digest. A live process holds its files, so that no second run writes for its lanes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from zephon.batch import SampleBatch
-from zephon.columns.appending import append_whole, new_file
+from zephon.columns.appending import append_whole, hold, is_held, new_file
 from zephon.config.topology import Topology
 from zephon.errors import DataError
 from zephon.run.compile import Compiled
@@ -40,6 +40,7 @@ _log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
 _SPAN = np.dtype([("sequence", "<u8"), ("start", "<u4"), ("dataset", "<u4"), ("row", "<u8"), ("token", "<u8")])
 _NAME = re.compile(r"dp(\d+)-(\d+)-")
+_LOCK_SECONDS = 120  # after which network file systems give up what a node that died held
 
 
 class _Header(msgspec.Struct, kw_only=True):
@@ -51,6 +52,7 @@ class _Header(msgspec.Struct, kw_only=True):
         begun: records of the group used before.
         time: of the start, in nanoseconds.
         job: the same for the ranks of one start, of which several may write for one group.
+        host: of the process.
     """
 
     zephon_ledger: Literal[1, 2]
@@ -65,6 +67,7 @@ class _Header(msgspec.Struct, kw_only=True):
     begun: int | None = None
     time: int = 0
     job: str = ""
+    host: str = ""
 
 
 class _File(NamedTuple):
@@ -77,6 +80,27 @@ class _File(NamedTuple):
     @property
     def records(self) -> np.ndarray:
         return _entries(self.path, _RECORD, self.offset)
+
+
+def check_ledger(option: str, folder: str | os.PathLike[str], compiled: Compiled, after: str = "") -> None:
+    """Refuse a folder with the ledger of a run with other data, before one is written; `option` names the folder.
+
+    Raises:
+        DataError: the run does not go on from that one, whose data are `after` where a state of it was restored.
+    """
+    data = compiled.digest
+    _refuse_foreign(option, folder, _files(folder, compiled.topology), data[:16], (after or data)[:16])
+
+
+def _refuse_foreign(
+    option: str, folder: str | os.PathLike[str], files: Sequence[_File], data: str | None, after: str | None
+) -> None:
+    starts = [(file.head.data, file.head.after) for file in files if file.head.data]
+    if starts and starts[-1][0] not in _linked([*starts, (data, after)]):
+        raise DataError(
+            f"{option} is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
+            "or that of a run which this one goes on from. Name another folder."
+        )
 
 
 class LedgerWriter:
@@ -107,23 +131,40 @@ class LedgerWriter:
             begun=begun,
             time=time.time_ns(),
             job=_job(),
+            host=socket.gethostname(),
         )
-        before = [file for file in _files(folder, topology) if file.head.data]
-        if before and before[-1].head.data not in _linked([*(file.head for file in before), head]):
-            raise DataError(
-                f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
-                "or that of a run which this one goes on from. Name another folder."
-            )
-        first = int(topology.sequence_numbers(begun, 1)[0])
-        others = [file for file in before if file.head.job != head.job and len(file.records)]
-        if others and (last := int(others[-1].records["sequence"][-1])) >= first:
-            what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
-            _log.warning(f"the ledger in %s {what}", folder, last, first)
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
         line += b" " * (-(len(line) + 1) % 512) + b"\n"
         self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
+        hold(self._records)
         self._spans = new_file(folder, f"{name}.spans", "the ledger")
+        try:
+            self._check_others(folder, head, int(topology.sequence_numbers(begun, 1)[0]), topology)
+        except DataError:
+            self.close()
+            for file in (self._records, self._spans):
+                os.unlink(file.name)
+            raise
+
+    def _check_others(self, folder: str | os.PathLike[str], head: _Header, first: int, topology: Topology) -> None:
+        """Refuse a folder with other data, or in which another live run writes for these lanes."""
+        others = [file for file in _files(folder, topology) if file.path != Path(self._records.name)]
+        _refuse_foreign("ledger", folder, others, head.data, head.after)
+        until = time.monotonic() + _LOCK_SECONDS
+        while live := [file for file in others if file.head.job != head.job and is_held(file.path)]:
+            if live[0].head.host == head.host or time.monotonic() > until:
+                raise DataError(
+                    f"ledger is {str(folder)!r}, in which another pipeline writes at present ({live[0].path.name}, on "
+                    f"{live[0].head.host}); expected a folder of this run alone. Close that pipeline, or name another "
+                    "folder."
+                )
+            _log.warning("another run writes to the ledger in %s: waiting for %s to end", folder, live[0].path.name)
+            time.sleep(_LOCK_SECONDS / 12)
+        ended = [file for file in others if len(file.records) and not is_held(file.path)]
+        if ended and (last := int(ended[-1].records["sequence"][-1])) >= first:
+            what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
+            _log.warning(f"the ledger in %s {what}", folder, last, first)
 
     def write(self, batch: SampleBatch) -> None:
         """Append one batch."""
@@ -207,8 +248,8 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
         )
     heads = [file.head for file in files]
-    other_lanes = len({head.lanes for head in heads}) > 1
-    if other_lanes or not _linked(heads).issuperset(head.data for head in heads if head.data):
+    other_lanes, linked = len({head.lanes for head in heads}) > 1, _linked([(head.data, head.after) for head in heads])
+    if other_lanes or not linked.issuperset(head.data for head in heads if head.data):
         raise DataError(
             f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
             "folder of its own."
@@ -288,15 +329,17 @@ def _before(until: np.ndarray, entries: np.ndarray) -> np.ndarray:
 
 
 def _job() -> str:
-    """What the ranks of one start have in common: the meeting point that torchrun and its like set, or the process."""
-    port = os.environ.get("MASTER_PORT")
-    return f"{os.environ.get('MASTER_ADDR')}:{port}" if port else f"{socket.gethostname()}-{os.getpid()}"
+    """What the ranks of one start have in common: the meeting point that torchrun sets, or nothing."""
+    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT")
+    if address in ("", "localhost", "127.0.0.1", "::1"):
+        address = socket.gethostname()
+    return f"{address}:{port or time.time_ns()}"
 
 
-def _linked(heads: Sequence[_Header]) -> set[str | None]:
+def _linked(starts: Sequence[tuple[str | None, str | None]]) -> set[str | None]:
     """Digests of the data of the last start, and of those that restored states link with it."""
-    pairs = {(head.data, head.after) for head in heads if head.data}
-    linked = {heads[-1].data}
+    pairs = {pair for pair in starts if pair[0]}
+    linked = {starts[-1][0]}
     for _ in pairs:
         linked.update(each for pair in pairs if linked.intersection(pair) for each in pair)
     return linked

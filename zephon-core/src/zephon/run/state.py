@@ -69,6 +69,7 @@ class RunState:
         skipped: ranges of rounds [first, last) that the run leaves out, ascending.
         earlier: the runs that this one took over from, the earliest first.
         history: digest of the data before changes that were accepted and made other records of them; "" where none was.
+        global_batch: records per step, of a state inside a step where ranges are left out; else 0.
     """
 
     fingerprint: dict[str, Any]
@@ -82,6 +83,7 @@ class RunState:
     skipped: tuple[_Range, ...]
     earlier: tuple[Earlier, ...] = ()
     history: str = ""
+    global_batch: _Count = 0
 
     @property
     def data(self) -> str:
@@ -94,7 +96,7 @@ class RunState:
         """As JSON types, with a checksum over all of them."""
         lanes = {lane: start.as_list() for lane, start in sorted(self.lanes.items())}
         content = {"zephon": SCHEMA_VERSION, **self.__dict__, "lanes": lanes}
-        for name in ("earlier", "history"):  # which most states do not have
+        for name in ("earlier", "history", "global_batch"):  # which most states do not have
             if not content[name]:
                 del content[name]
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))

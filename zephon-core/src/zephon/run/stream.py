@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from zephon.batch import BatchInfo, SampleBatch
 from zephon.columns.faults import FaultReport
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
+from zephon.config.topology import Topology
 from zephon.engine.engine import Ahead, Engine
 from zephon.run.compile import Compiled
 from zephon.run.index import FlushIndexWriter
@@ -94,6 +96,8 @@ class BatchStream:
             self._ahead = Ahead(self._engine, _BLOCKS_READY)
         self._blocks = self._after(self._ahead or self._engine.rounds(), passed)
         self._held: RecordBlock | None = None
+        self._at = 0  # records of it that have been taken
+        self._tokens_before = self._given[None]  # see `RecordBlock.tokens_before`
 
     def __iter__(self) -> Iterator[SampleBatch]:
         return self
@@ -196,12 +200,13 @@ class BatchStream:
     def _next_batch(self) -> SampleBatch | None:
         """The next microbatch, or None at the end of the data."""
         parts: list[RecordBlock] = []
-        numbers: list[np.ndarray] = []
+        places: list[tuple[int, int]] = []  # (first, count) of the records, as `sequence_numbers` takes them
         missing = self._microbatch
+        tokens = np.zeros_like(self._given)
         while missing:
             self._leave_out()
             room = self._room(missing)
-            pulled = self._pull(room)
+            pulled, tokens_pulled = self._pull(room)
             got = sum(map(len, pulled))
             if self._aligned and got < room:
                 assert self._plan.finite
@@ -210,14 +215,16 @@ class BatchStream:
             if not got:
                 break
             parts += pulled
-            numbers.append(self._topology.sequence_numbers(self._reached, got))
+            tokens += tokens_pulled
+            places.append((self._reached, got))
             self._reached += got
             missing -= got
         # Steps that all groups have agreed on are handed out whole, in a shorter batch where it does not come out even.
         if missing and (not parts or (self._compiled.operators.batch.drop_last and not self._aligned)):
             self._left_records = self._microbatch - missing
             return None
-        return SampleBatch(RecordBlock.concat(parts), np.concatenate(numbers), self._info)
+        numbers = partial(_numbers, self._topology, places)
+        return SampleBatch(RecordBlock.concat(parts), numbers, self._info, tokens)
 
     def _room(self, wanted: int) -> int:
         """How many records to take at once: not beyond the step of a finite run, nor into a range that is left out."""
@@ -235,27 +242,27 @@ class BatchStream:
         """Pass over a range of rounds that the run leaves out."""
         for first, last in self._skipped:
             if first <= self._reached < last:
-                while self._reached < last and (dropped := self._pull(min(last - self._reached, _DROPPED_AT_ONCE))):
+                while self._reached < last and (dropped := self._pull(min(last - self._reached, _DROPPED_AT_ONCE))[0]):
                     self._reached += sum(map(len, dropped))
                 self._reached = last
 
-    def _pull(self, wanted: int) -> list[RecordBlock]:
-        """Up to `wanted` records, fewer only at the end."""
-        parts = []
+    def _pull(self, wanted: int) -> tuple[list[RecordBlock], np.ndarray]:
+        """Up to `wanted` records, fewer only at the end, and their tokens by dataset."""
+        parts, tokens = [], np.zeros_like(self._given)
         while wanted and self._fetch():
-            block, self._held = self._held, None
-            assert block is not None
-            if len(block) > wanted:
-                self._held = block.slice(wanted, len(block))
-                block = block.slice(0, wanted)
-            parts.append(block)
-            wanted -= len(block)
-        return parts
+            assert self._held is not None
+            start, self._at = self._at, min(len(self._held), self._at + wanted)
+            parts.append(self._held.slice(start, self._at))
+            tokens += self._tokens_before[self._at] - self._tokens_before[start]
+            wanted -= self._at - start
+        return parts, tokens
 
     def _fetch(self) -> bool:
         """Whether there is a record, waiting for the engine if need be."""
+        if self._held is not None and self._at == len(self._held):
+            self._held = None
         if self._held is None and (block := next(self._blocks, None)) is not None:
-            self._held = block
+            self._held, self._at, self._tokens_before = block, 0, block.tokens_before(len(self._given))
             self._starts()  # drops those that are passed
         return self._held is not None
 
@@ -266,3 +273,8 @@ class BatchStream:
             if passed < len(block):
                 yield block.slice(passed, len(block)) if passed else block
             passed = 0
+
+
+def _numbers(topology: Topology, places: Sequence[tuple[int, int]]) -> np.ndarray:
+    """Sequence numbers of the (first, count) records `places` of a group."""
+    return np.concatenate([topology.sequence_numbers(first, count) for first, count in places])

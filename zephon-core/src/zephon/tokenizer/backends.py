@@ -51,8 +51,8 @@ class Backend(Protocol):
     def encode(self, column: pa.Array) -> Encoded:
         """Ids of every document, without special tokens, text that spells a special token as text.
 
-        Called by many threads at once, with a large_string array that holds valid UTF-8 and no nulls.
-        Raises BackendFailure.
+        Called by many threads at once, with a large_string array without nulls.
+        Raises BackendFailure, also for invalid UTF-8.
         """
         ...
 
@@ -152,7 +152,8 @@ class GigatokenBackend:
     def encode(self, column: pa.Array) -> Encoded:
         if not len(column):
             return np.zeros(0, np.uint32), np.zeros(1, np.int64)
-        # Invalid UTF-8 crashes the interpreter in here; `Tokenizer.encode` has validated the column.
+        with _guarded("encode"):
+            column.validate(full=True)  # invalid UTF-8 would crash the interpreter; other libraries get Python's text
         _, offsets, data = column.buffers()
         bounds = np.frombuffer(offsets, dtype=np.int64)[column.offset : column.offset + len(column) + 1]
         try:
