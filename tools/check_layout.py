@@ -31,7 +31,7 @@ ORDER = [
     ["config"],
     ["columns"],
     ["data"],
-    ["tokenizer", "curriculum"],
+    ["tokenizer", "curriculum", "vision"],
     ["ops"],
     ["engine"],
     ["batch"],

@@ -27,6 +27,8 @@ __all__ = ["BatchInfo", "SampleBatch"]
 _log = logging.getLogger("zephon")
 DEFAULT_IGNORE_INDEX = -100
 _PositionMode = Literal["preserve", "sequence"]
+_VisionForm = Literal["packed", "padded"]
+_PixelType = Literal["float32", "uint8"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
 FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
@@ -170,8 +172,8 @@ class SampleBatch:
         rename_fields: Mapping[str, str] | None = None,
         flatten: bool = False,
         as_numpy: bool = False,
-        vision: Literal["packed", "padded"] = "packed",
-        pixel_dtype: Literal["float32", "uint8"] = "float32",
+        vision: _VisionForm = "packed",
+        pixel_dtype: _PixelType = "float32",
     ) -> dict[str, Any]:
         """The batch as a model takes it: a fresh dict of torch tensors (NumPy arrays with `as_numpy`).
 
@@ -223,6 +225,10 @@ class SampleBatch:
             check(_Label, ignore_index, "ignore_index", PipelineError)
         if eos_token_id is not None:
             check(_TokenId, eos_token_id, "eos_token_id", PipelineError)
+        if vision != "packed":
+            check(_VisionForm, vision, "vision", PipelineError)
+        if pixel_dtype != "float32":
+            check(_PixelType, pixel_dtype, "pixel_dtype", PipelineError)
         if shift_labels is not None:
             check(bool, shift_labels, "shift_labels", PipelineError)
         refuse_unknown(names, FIELDS, "field in rename_fields", PipelineError)
@@ -261,7 +267,7 @@ class SampleBatch:
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         if self._info.vision is not None:
-            fields |= _visual(block.images, self._info.vision, vision, pixel_dtype, as_numpy)
+            fields |= _visual(block.images, self._info.vision, vision, pixel_dtype)
         renamed = {names.get(name, name): value for name, value in fields.items()}
         if len(renamed) < len(fields):
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
@@ -291,27 +297,21 @@ class SampleBatch:
         return functools.reduce(np.logical_or, masks) if masks else None
 
 
-def _visual(
-    images: Images | None, vision: VisionSettings, form: str, pixel_dtype: str, as_numpy: bool
-) -> dict[str, Any]:
+def _visual(images: Images | None, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
     """pixel_values and grid_thw of the images of a batch."""
-    if images is None or images.patches is None or images.grids is None:
-        images = Images.none(0).with_patches(np.zeros((0, 3 * vision.patch_size**2), np.uint8), np.zeros(0, bool))
-    patches, counts = images.patches, images.patch_counts
-    assert patches is not None
+    from zephon.vision.pixels import normalized
+
+    if images is None or images.patches is None:
+        empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
+        images = Images.none(0).with_patches(empty, np.zeros(0, dtype=bool))
+    counts = images.patch_counts
     grids = np.ones((len(counts), 3), dtype=np.int64)
     grids[:, 1:] = images.grids[:, :2]
+    assert images.patches is not None
+    values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
     if form == "padded":
-        most = int(counts.max(initial=0))
-        inside = np.arange(most) < counts[:, None]
-    values: Any = patches
-    if pixel_dtype == "float32":
-        from zephon.vision.pixels import normalized
-
-        values = normalized(patches, vision).numpy()
-    if form == "padded":
-        padded = np.zeros((len(counts), most, values.shape[1]), dtype=values.dtype)
-        padded[inside] = values
+        padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
+        padded[np.arange(padded.shape[1]) < counts[:, None]] = values
         values = padded
     return {"pixel_values": values, "grid_thw": grids}
 

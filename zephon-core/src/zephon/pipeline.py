@@ -351,11 +351,7 @@ class Pipeline:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
         elif sequence_number is not None and step is None:
             number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
-            rounds, extra = divmod(number, topology.lanes)
-            if extra:
-                raise PipelineError(
-                    f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
-                )
+            rounds = topology.round_at(number, "seek sequence_number")
         else:
             raise PipelineError("seek needs either step or sequence_number.")
         topology.check_skipped(rounds * topology.width, self._skipped)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -71,7 +72,7 @@ class Images:
         edges = self.offsets.tolist()
         files = [hashlib.sha256(file).digest() for file in self.files.to_pylist()]
         grids = self.grids.astype("<i4")
-        return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in itertools.pairwise(edges)]
 
     @staticmethod
     def none(documents: int) -> Images:

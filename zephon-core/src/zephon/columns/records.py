@@ -262,11 +262,12 @@ class RecordBlock:
     @staticmethod
     def filler(count: int, record_length: int, token: int) -> RecordBlock:
         """`count` records without a real token, every place holding `token`."""
+        columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in _PER_SPAN.items()}
         return RecordBlock(
             tokens=np.full((count, record_length), token, dtype=np.uint32),
             lengths=np.zeros(count, dtype=np.int32),
             span_offsets=np.zeros(count + 1, dtype=np.int64),
-            **{name: np.empty(0, dtype=dtype) for name, dtype in _PER_SPAN.items()},
+            **columns,
         )
 
     @staticmethod

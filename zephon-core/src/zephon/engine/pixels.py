@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +20,8 @@ from zephon.vision.pixels import grey_patches, image_patches
 
 OPERATOR = "tokenize_images"
 _LEAST_JUDGED = 1000  # images
+_LOGGED = 10
+_log = logging.getLogger("zephon")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,7 @@ class PixelStage:
                 dataset, row = int(record.span_dataset[span]), int(record.span_row[span])
                 shard, in_shard = self.locate(dataset, row)
                 faults.append(RowFault(OPERATOR, self.names[dataset], shard, in_shard, str(error), in_shard))
-        size = 3 * self.vision.patch_size**2
-        pixels = np.concatenate([np.zeros((0, size), dtype=np.uint8), *patches])
+        pixels = np.concatenate([np.zeros((0, self.vision.pixels_per_patch), dtype=np.uint8), *patches])
         record = replace(record, images=images.with_patches(pixels, is_grey))
         if faults:
             record.loss = self._without_grey(record, np.unique(np.array(spans)[is_grey]))
@@ -81,27 +83,45 @@ class PixelStage:
         self, blocks: Iterator[RecordBlock], runner: Runner, on_fault: Callable[[int, int, RowFault], None] | None
     ) -> Iterator[RecordBlock]:
         """The records of `blocks`, one at a time, with their pixels."""
-        waiting: deque[tuple[Pending, int, int]] = deque()
-        under_way, seen, failed = 0, 0, 0
+        waiting: deque[tuple[Pending, int]] = deque()
+        under_way = 0
+        judge = _Judge(self.faults, on_fault)
         for block in blocks:
             for n in range(len(block)):
                 record = block.slice(n, n + 1)
-                count = 0 if record.images is None else int(record.images.patch_counts.sum())
-                nbytes = count * 3 * self.vision.patch_size**2
-                waiting.append((runner.submit("vision", self.decoded, record), nbytes, n))
-                under_way += nbytes
-                while len(waiting) > 1 and (under_way > self.lookahead_bytes or not runner.looks_ahead):
-                    under_way -= waiting[0][1]
-                    yield self._judged(waiting.popleft()[0], on_fault)
-        while waiting:
-            yield self._judged(waiting.popleft()[0], on_fault)
+                patches = 0 if record.images is None else int(record.images.patch_counts.sum())
+                waiting.append((runner.submit("vision", self.decoded, record), patches * self.vision.pixels_per_patch))
+                under_way += waiting[-1][1]
+                while waiting and (under_way > self.lookahead_bytes or waiting[0][0].done()):
+                    pending, nbytes = waiting.popleft()
+                    under_way -= nbytes
+                    yield judge.passed(*pending.result())
+        for pending, _ in waiting:
+            yield judge.passed(*pending.result())
 
-    def _judged(self, pending: Pending, on_fault: Callable[[int, int, RowFault], None] | None) -> RecordBlock:
-        record: RecordBlock
-        record, faults = pending.result()
+
+class _Judge:
+    """Holds the images that cannot be decoded against the policy, over all that this process has decoded."""
+
+    def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, int, RowFault], None] | None) -> None:
+        self._policy, self._on_fault = policy, on_fault
+        self._images = self._grey = 0
+
+    def passed(self, record: RecordBlock, faults: Sequence[RowFault]) -> RecordBlock:
+        """The record; raises DataError where an image is one too many."""
+        self._images += 0 if record.images is None else len(record.images.grids)
+        rows = max(self._images, _LEAST_JUDGED)
         for fault in faults:
-            if not self.faults.skips:
-                raise DataError(f'{fault}; repair it, or train on grey in its place with on_error = "skip".')
-            if on_fault is not None:
-                on_fault(-1, -1, fault)
+            if not self._policy.skips:
+                raise DataError(f'{fault}; repair it, or show grey in its place with on_error = "skip".')
+            self._grey += 1
+            if self._on_fault is not None:
+                self._on_fault(-1, -1, fault)
+            if self._grey > self._policy.allowed(rows):
+                raise DataError(
+                    f"{fault}. Images that cannot be decoded, of {self._images:,}: {self._grey}; "
+                    f"{self._policy.described(rows)}. Repair the data, or raise the budget."
+                )
+            if self._grey <= _LOGGED:
+                _log.warning("grey in place of an image: %s", fault)
         return record

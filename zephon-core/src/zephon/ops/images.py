@@ -45,7 +45,7 @@ class TokenizeImages(EncodeOptions):
     field: Column = key("auto", 'The column of the text, or of lists of texts; "auto": texts, text, txt or caption.')
     images: Column = key(
         "auto",
-        "The column of images, or of lists of images: files as bytes, structs with bytes or path as Hugging Face writes "
+        "The column of images, or of lists of them: files as bytes, structs with bytes or path as Hugging Face writes "
         'them, or paths; "auto": images, image, jpg, jpeg, png, webp or gif.',
     )
     media_root: Folder | None = key(None, "The folder that paths of images are below.", decides_data=False)
@@ -57,8 +57,8 @@ class TokenizeImages(EncodeOptions):
         super().__post_init__()
         if self.max_length is not None:
             raise PipelineError(
-                f"{self.kind} max_length is {self.max_length}, which would cut images; leave it out: documents that are "
-                "longer than a record are left out and counted."
+                f"{self.kind} max_length is {self.max_length}, which would cut images; leave it out: documents longer "
+                "than a record are left out and counted."
             )
 
     @property
@@ -117,7 +117,9 @@ class ImagesEncoder(Encoder):
 
     def encode(self, rows: Rows) -> Documents:
         """The documents of rows."""
-        documents, good, blank = [], [], []
+        documents: list[list[_Part]] = []
+        good: list[int] = []
+        blank: list[int] = []
         texts, images = (self.column(rows, name).to_pylist() for name in (self._spec.field, self._spec.images))
         for index, (text, shown) in enumerate(zip(texts, images, strict=True)):
             try:

@@ -54,7 +54,7 @@ _SpecialIds = tuple[int | None, int | None]
 _LEAST_ROW_BYTES = 64.0
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
-_PIXEL_BYTES = 256 << 20  # of patches decoded ahead
+_PIXEL_BYTES = 64 << 20  # of patches decoded ahead
 _REMOTE_FETCHERS = 4
 _READAHEAD_BYTES = 256 << 20
 
@@ -98,7 +98,7 @@ class Compiled:
     @property
     def vision(self) -> VisionSettings | None:
         """How the model sees images, where there are any."""
-        return self.plan.pixels and self.plan.pixels.vision
+        return None if self.plan.pixels is None else self.plan.pixels.vision
 
     @property
     def lane_history(self) -> dict[int, int]:

@@ -97,9 +97,8 @@ class Operators:
                 f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.kind} '
                 f"has the algorithm {pack.algorithm!r}; take one or the other."
             )
-        if any(isinstance(each, TokenizeImages) for each in encode) and (
-            not pack.has_bins or pack.algorithm == "best_fit_wrap"
-        ):
+        shows = any(isinstance(each, TokenizeImages) for each in encode)
+        if shows and pack.algorithm not in ("best_fit", "first_fit"):
             raise PipelineError(
                 f'{pack.kind} algorithm is "{pack.algorithm}", which cuts documents, and an image cannot be cut; '
                 'take "best_fit" or "first_fit".'

@@ -66,7 +66,12 @@ class VisionSettings:
     @property
     def patch_dim(self) -> int:
         """Values of a patch: 3 channels x frames x rows x columns."""
-        return 3 * self.temporal_patch_size * self.patch_size**2
+        return self.temporal_patch_size * self.pixels_per_patch
+
+    @property
+    def pixels_per_patch(self) -> int:
+        """Bytes of a patch of one frame: 3 channels x rows x columns."""
+        return 3 * self.patch_size**2
 
     def grid(self, width: int, height: int) -> Grid:
         """The patches of an image of that size; `BadImage` where the model cannot see it."""

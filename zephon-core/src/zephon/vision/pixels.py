@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -44,7 +45,7 @@ def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarr
 
 def grey_patches(grid: Grid, settings: VisionSettings) -> np.ndarray:
     """The patches that stand for an image that cannot be decoded."""
-    return np.full((grid.patches, 3 * settings.patch_size**2), _GREY, dtype=np.uint8)
+    return np.full((grid.patches, settings.pixels_per_patch), _GREY, dtype=np.uint8)
 
 
 def normalized(patches: np.ndarray, settings: VisionSettings) -> Any:
@@ -68,7 +69,7 @@ def _cut(picture: np.ndarray, settings: VisionSettings) -> np.ndarray:
         merge = settings.merge_size
         shape = 3, high // side // merge, merge, side, wide // side // merge, merge, side
         parts = picture.reshape(shape).transpose(1, 4, 2, 5, 0, 3, 6)
-    return np.ascontiguousarray(parts).reshape(-1, 3 * side * side)
+    return np.ascontiguousarray(parts).reshape(-1, settings.pixels_per_patch)
 
 
 def _upright(picture: Any, orientation: int) -> Any:
@@ -96,6 +97,9 @@ def _decoder() -> Callable[[bytes, str], Any]:
 
     try:
         import torchvision.io as tv
+
+        # torchvision 0.29 announces a successor of its decoders, once per image.
+        warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning, "torchvision")
 
         def decode(data: bytes, kind: str) -> Any:
             raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
