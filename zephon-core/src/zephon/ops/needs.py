@@ -111,7 +111,7 @@ def columns_needed(
     if finds:  # what is known of files alone is refused by now
         late = [name for name in encode.unused_columns if is_loose or ("." in name and has_column(name, present))]
         if late := [name for name in late if name not in required]:
-            operators = [RefuseUnused(encode, tuple(late)), *operators]
+            operators = [RefuseUnused(tuple(late), tuple(map(encode.refusal, late))), *operators]
             required |= dict.fromkeys(late, False)
     read = {name: renamed.get(name, name) for name in required}
     first = next(iter(present))
