@@ -152,8 +152,7 @@ class TokenizeChat(EncodeOptions):
 
     @property
     def unused_columns(self) -> tuple[str, ...]:
-        """Columns that change what conversations say and are neither used nor ignored, wherever they may be: beside the
-        conversations, or beside what holds them."""
+        """Columns that change what conversations say, beside them or what holds them, neither used nor ignored."""
         parts = _PARTS | (_PARTS_OF_PROMPTS if self.extra_columns else {})
         kept = [name for name, option in parts.items() if option not in ("input", "tools") or getattr(self, option)]
         folder = self.field.rpartition(".")[0]
