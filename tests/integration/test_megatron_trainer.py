@@ -326,11 +326,21 @@ class TestBatchSizes:
         assert run.ok, run.log
         assert megatron.digests("decreased") == megatron.digests("base")
 
-    def test_that_do_not_divide_are_refused_before_the_first_step_on_all_ranks(self, megatron):
+    def test_that_do_not_divide_are_refused_before_the_model_is_built_on_all_ranks(self, megatron):
         refused = megatron.run("refused", 2, "--zephon-canonical-replicas=6", save=None)
         assert refused.codes == [1, 1]
         for log in refused.logs:
-            assert "expected a multiple of 12" in log and "loss of step" not in log
+            assert "Use canonical_replicas 2 or 4 or 8, or a global batch of 12 or 24" in log
+            assert "number of parameters" not in log
+
+
+@pytest.mark.deep
+def test_the_ledger_of_another_run_is_refused_before_the_first_step(megatron, uninterrupted):
+    ledger = f"--zephon-ledger={megatron.folder}/base/ledger"
+    refused = megatron.run("foreign-ledger", 2, "--zephon-seed=7", ledger, save=None)
+    assert refused.codes == [1, 1]
+    for log in refused.logs:
+        assert "--zephon-ledger is '" in log and "loss of step" not in log
 
 
 @pytest.mark.deep

@@ -140,21 +140,31 @@ def _rename_keys(path: Path, old: str, new: str) -> None:
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
 
 
-@pytest.mark.deep
 @pytest.mark.parametrize(
     "more, validate, message",
     [
-        ("--dataloader.canonical_replicas=6", False, "does not divide by 6 lanes"),
-        ("--training.global_batch_size=-1", False, 'canonical_replicas is "auto"'),
+        (
+            "--dataloader.canonical_replicas=6",
+            False,
+            "Use canonical_replicas 2 or 4 or 8, or a global batch of 6 or 12",
+        ),
+        pytest.param("--training.global_batch_size=-1", False, 'canonical_replicas is "auto"', marks=pytest.mark.deep),
         ("--validator.dataloader.sources.0.path=nowhere", True, "nowhere' does not exist"),
     ],
 )
-def test_misconfigured_runs_fail_before_their_first_step(titan, more, validate, message):
-    run = titan.run("misconfigured", 1, more, validate=validate)
-    assert run.codes == [1]
-    assert message in run.logs[0] and "step:  1" not in run.logs[0]
-    if "path" in more:  # before parameters are made
-        assert "total parameters" not in run.logs[0]
+def test_misconfigured_runs_end_on_every_rank_before_the_model_is_built(titan, more, validate, message):
+    run = titan.run("misconfigured", 2, more, validate=validate)
+    assert run.codes == [1, 1]
+    for log in run.logs:
+        assert message in log and "total parameters" not in log
+
+
+@pytest.mark.deep
+def test_the_ledger_of_another_run_is_refused_before_the_first_step(titan, uninterrupted):
+    refused = titan.run("foreign-ledger", 2, "--dataloader.seed=7", f"--dataloader.ledger={titan.folder}/base/ledger")
+    assert refused.codes == [1, 1]
+    for log in refused.logs:
+        assert "dataloader.ledger is '" in log and "Training starts" not in log
 
 
 @pytest.mark.deep

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import math
 import os
+import sys
 from argparse import Namespace
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
 
 from megatron_zephon.batches import packs
+from megatron_zephon.options import index_folder, state_folder
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
-from zephon.loader import Tokenizer, Topology, check_allowed, check_tokenizer, open_once, resolve_lanes
+from zephon.loader import (
+    Tokenizer,
+    Topology,
+    check_allowed,
+    check_division,
+    check_tokenizer,
+    check_writable,
+    open_once,
+    resolve_lanes,
+)
 
 _OTHER_DATA = (
     "data_path",
@@ -77,6 +88,39 @@ def check_data(args: Namespace) -> None:
             raise PipelineError(f"{option} {path}: {error}") from error.__cause__
 
 
+def check_lanes(args: Namespace) -> None:
+    """Check lanes, ranks and batch sizes before the model is built.
+
+    Of a schedule only the last size is sure to be used, since it is unknown yet where a resumed run is.
+
+    Raises:
+        TopologyError: they do not divide.
+    """
+    last = {**vars(args), "consumed_train_samples": sys.maxsize} if args.load else vars(args)
+    train_topology(
+        read_recipe(args.zephon_data_config, args), Namespace(**last), dp_size=args.data_parallel_size, dp_rank=0
+    )
+
+
+def check_folders(args: Namespace) -> None:
+    """Check that the folders to write to can be written to.
+
+    Raises:
+        PipelineError: one of them cannot; names the option that it comes from.
+    """
+    folder, index_of = args.dataloader_save, args.zephon_flush_index
+    states = "--save" if args.save and folder == state_folder(args.save) else "--dataloader-save"
+    index = states if folder and index_of == index_folder(folder) else "--zephon-flush-index"
+    for option, path in (
+        ("--save", args.save),
+        (states, folder),
+        ("--zephon-ledger", args.zephon_ledger),
+        (index, index_of),
+    ):
+        if path:
+            check_writable(option, path)
+
+
 def check_program(args: Namespace) -> None:
     """Refuse options that Megatron's pretrain_gpt.py obeys in its loss, and this package's program does not.
 
@@ -109,6 +153,7 @@ def check_options(args: Namespace) -> None:
     of_datasets = [
         _option(name) for name, default in _DATASET_OPTIONS.items() if getattr(args, name, default) != default
     ]
+    verb, them = ("applies", "it") if len(of_datasets) == 1 else ("apply", "them")
     valid, test = args.zephon_valid_data_config or [], args.zephon_test_data_config
     for wrong, text in (
         (
@@ -123,7 +168,7 @@ def check_options(args: Namespace) -> None:
         (other_data, f"{other_data} and --zephon-data-config both name the data. Leave out one."),
         (
             of_datasets,
-            f"{', '.join(of_datasets)} apply to Megatron's own datasets only. Leave them out.",
+            f"{', '.join(of_datasets)} {verb} to Megatron's own datasets only. Leave {them} out.",
         ),
         (
             getattr(args, "perform_rl_step", False),
@@ -281,24 +326,14 @@ def train_topology(
             f"ranks. Set --global-batch-size {args.global_batch_size}, or --zephon-canonical-replicas."
         )
     lanes = resolve_lanes(replicas, global_batch=math.gcd(*sizes), dp_degree=dp_size)
-    Topology(lanes, dp_size, dp_rank)
-    at_once = args.micro_batch_size * dp_size
-    unit = math.lcm(at_once, lanes)
-    for size in running:
-        if size % lanes or size % at_once:
-            source = (
-                "--decrease-batch-size-if-needed"
-                if args.decrease_batch_size_if_needed
-                else "--step-batch-size-schedule"
-                if args.step_batch_size_schedule is not None
-                else "--global-batch-size"
-            )
-            around = [n for n in (size // unit * unit, (size // unit + 1) * unit) if n]
-            raise TopologyError(
-                f"the global batch is {size} records ({source}); expected a multiple of {unit}, to divide by {lanes} "
-                f"lanes (canonical_replicas) and by --micro-batch-size {args.micro_batch_size} x {dp_size} "
-                f"data-parallel ranks. Use {' or '.join(map(str, around))}."
-            )
+    option = (
+        "--decrease-batch-size-if-needed"
+        if args.decrease_batch_size_if_needed
+        else "--step-batch-size-schedule"
+        if args.step_batch_size_schedule is not None
+        else "--global-batch-size"
+    )
+    check_division(lanes, dp_size, running, at_once=args.micro_batch_size, where=option)
     # Over the whole run, so that it is the same before and after a change of size.
     steps = {*sizes} if args.step_batch_size_schedule is not None else {*running}
     return Topology(lanes, dp_size, dp_rank, steps.pop() if len(steps) == 1 else None)

@@ -133,5 +133,15 @@ def defaults_for(parsed: Namespace) -> dict[str, Any]:
 
 def folders_for(args: Namespace) -> dict[str, str]:
     """Defaults of the folders of states and of the flush index."""
-    states = args.dataloader_save or (args.save and str(Path(args.save) / STATE_FOLDER))
-    return {"dataloader_save": states, "zephon_flush_index": str(Path(states) / "zephon-windows")} if states else {}
+    states = args.dataloader_save or (args.save and state_folder(args.save))
+    return {"dataloader_save": states, "zephon_flush_index": index_folder(states)} if states else {}
+
+
+def state_folder(save: str) -> str:
+    """The folder of states in that of --save."""
+    return str(Path(save) / STATE_FOLDER)
+
+
+def index_folder(states: str) -> str:
+    """The folder of the flush index in that of states."""
+    return str(Path(states) / "zephon-windows")

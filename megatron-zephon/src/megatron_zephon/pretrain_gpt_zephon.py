@@ -25,7 +25,7 @@ from megatron.training.arguments import (  # noqa: E402
 )
 
 from megatron_zephon import metrics  # noqa: E402
-from megatron_zephon.checks import check_data, check_options, check_program, check_recipes  # noqa: E402
+from megatron_zephon.checks import check_data, check_folders, check_lanes, check_options, check_program, check_recipes  # noqa: E402
 from megatron_zephon.options import add_options, defaults_for  # noqa: E402
 from megatron_zephon.provider import zephon_train_valid_test_datasets_provider  # noqa: E402
 from megatron_zephon.training import forward_step  # noqa: E402
@@ -61,6 +61,8 @@ def parse(extra_args_provider: Callable[[ArgumentParser], ArgumentParser] | None
     check_recipes(parsed)
     args = parse_and_validate_args(extra_args_provider=add, args_defaults=defaults_for(parsed))
     check_options(args)
+    check_lanes(args)
+    check_folders(args)
     check_data(args)
     return args
 

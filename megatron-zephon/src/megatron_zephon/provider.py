@@ -15,6 +15,7 @@ from megatron.training.utils import is_first_or_last_pipeline_stage
 from megatron_zephon import metrics
 from megatron_zephon.batches import BatchForm, packs
 from megatron_zephon.checks import (
+    check_folders,
     check_options,
     check_special_tokens,
     eval_topology,
@@ -31,8 +32,8 @@ from zephon.loader import (
     Tokenizer,
     Topology,
     any_rank,
+    check_ledger,
     check_same_data,
-    check_writable,
     compact_index,
     evaluation_recipe,
     on_all_ranks,
@@ -89,7 +90,15 @@ def zephon_train_valid_test_datasets_provider(
     check_same_data([] if train is None else [train.fingerprint()])
     if not args.skip_train:
         on_first_rank(lambda: None if train is None else compact_index(args.zephon_flush_index, train.compiled))
-        place = go_to_place(args, train)
+        place, after = go_to_place(args, train)
+        if args.zephon_ledger:
+            on_all_ranks(
+                lambda: (
+                    None
+                    if train is None
+                    else check_ledger("--zephon-ledger", args.zephon_ledger, train.compiled, after)
+                )
+            )
         if place and not vp_stage:
             print_rank_0(f"zephon: {place}")
     loader = None
@@ -132,9 +141,7 @@ def _checked(args: Namespace, rank: _Rank, saved: int | None) -> tuple[DataRecip
             _eval_recipe(path, args)
             eval_topology(args, dp_size=rank.dp_size, dp_rank=rank.dp_rank)
     tokenizer = check_special_tokens(args, get_tokenizer())
-    for option in ("dataloader_save", "zephon_ledger", "zephon_flush_index"):
-        if folder := getattr(args, option):
-            check_writable(f"--{option.replace('_', '-')}", folder)
+    check_folders(args)
     if args.virtual_pipeline_model_parallel_size is not None and args.dataloader_save:
         # Megatron's save_checkpoint takes one loader, not a list.
         print_rank_0(

@@ -22,23 +22,25 @@ from zephon.loader import FINGERPRINT_NAMES, RunState, check_allowed, gather, on
 _log = logging.getLogger("zephon")
 
 
-def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
+def go_to_place(args: Namespace, pipeline: Pipeline | None) -> tuple[str, str]:
     """Move the stream to the place of the model. Collective; `pipeline` is None on a rank without one.
 
     Returns:
-        A description of the resume; "" for a new run (nothing loaded, a model of iteration 0, or --finetune).
+        A description of the resume, "" for a new run (nothing loaded, a model of iteration 0, or --finetune); the
+        digest of the data of the state that the run goes on from, "" without one.
     """
     consumed = args.consumed_train_samples
     args.zephon_data_start, args.zephon_tokens = 0, {}
     if not consumed:
         _record(args, pipeline, [], by_state=False)
-        return ""
+        return "", ""
     history = on_first_rank(lambda: read_history(_folders(args)))
     history = [entry for entry in history if entry.consumed <= consumed]
     if args.zephon_start_afresh and on_first_rank(lambda: _is_without_data(args, history)):
         args.zephon_data_start = consumed
         _record(args, pipeline, [], by_state=False)
-        return f"the data begin at record 0, as --zephon-start-afresh says; the model has consumed {consumed} samples."
+        start = f"the data begin at record 0, as --zephon-start-afresh says; the model has consumed {consumed} samples."
+        return start, ""
     virtual = args.virtual_pipeline_model_parallel_size is not None
     # Not every rank has a pipeline on every virtual stage.
     now = next(filter(None, gather(None if pipeline is None else pipeline.fingerprint())), {})
@@ -54,8 +56,9 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
     else:
         on_all_ranks(lambda: _move(args, pipeline, states, history, by_state=by_state))
     _record(args, pipeline, history, by_state=by_state)
+    after = states[0].data if states else ""
     if by_state:
-        return f"the data go on from their saved state, at record {place}."
+        return f"the data go on from their saved state, at record {place}.", after
     why = (
         "virtual pipeline stages save no state of the data"
         if virtual
@@ -63,7 +66,7 @@ def go_to_place(args: Namespace, pipeline: Pipeline | None) -> str:
         if saved is None
         else f"the saved state is at record {saved}, the model is not (as with a checkpoint to rerun an iteration)"
     )
-    return f"{why}; the data go on by the number of consumed samples, {place}."
+    return f"{why}; the data go on by the number of consumed samples, {place}.", after
 
 
 def _is_without_data(args: Namespace, history: list[Entry]) -> bool:

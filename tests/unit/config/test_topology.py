@@ -1,5 +1,6 @@
 """Lanes, groups and steps: the arithmetic and what it says when it does not come out even."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -8,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zephon import TopologyError
-from zephon.config.topology import Topology, divisors, resolve_feeds, resolve_lanes
+from zephon.config.topology import Topology, check_division, divisors, resolve_feeds, resolve_lanes
 
 
 @pytest.mark.parametrize(
@@ -42,7 +43,7 @@ def test_auto_lanes_are_a_divisor_of_the_global_batch_that_many_numbers_of_group
 def test_a_run_that_ends_has_a_feed_for_each_gib_and_any_other_one_for_each_lane(feeds, gib, expected):
     nbytes = None if gib is None else int(gib * (1 << 30))
     assert resolve_feeds(feeds, lanes=12, nbytes=nbytes) == expected
-    with pytest.raises(TopologyError, match="12 lanes do not divide among 5 feeds; with canonical_replicas 12, feeds"):
+    with pytest.raises(TopologyError, match=r"12 lanes .* do not divide among 5 feeds\. Use feeds 3 or 4 or 6 or 12"):
         resolve_feeds(5, lanes=12, nbytes=nbytes)
 
 
@@ -66,9 +67,16 @@ def test_auto_lanes_are_never_guessed_from_the_number_of_groups():
     [
         (
             {"lanes": 12, "dp_degree": 8},
-            ["12 lanes", "8 data-parallel groups", "can be 4 or 6 or 12", "can be 8 or 16"],
+            [
+                "12 lanes",
+                "8 data-parallel groups. Use canonical_replicas 8 or 16",
+                "or 4 or 6 or 12 data-parallel groups",
+            ],
         ),
-        ({"lanes": 16, "global_batch": 24}, ["24 records", "16 lanes", "can be 16 or 32", "can be 8 or 12 or 24"]),
+        (
+            {"lanes": 16, "global_batch": 24},
+            ["24 records", "16 lanes", "Use canonical_replicas 8 or 12 or 24, or a global batch of 16 or 32"],
+        ),
         ({"lanes": 0}, ["canonical_replicas is 0", "from 1 to 65536"]),
         ({"lanes": True}, ["canonical_replicas is true"]),
         ({"lanes": 4, "dp_degree": 2, "dp_group_id": 2}, ["dp_group_id is 2", "from 0 to 1"]),
@@ -80,6 +88,32 @@ def test_what_does_not_divide_is_refused_with_numbers_that_would(arguments, word
     with pytest.raises(TopologyError) as caught:
         Topology(**arguments)
     assert all(word in str(caught.value) for word in words), caught.value
+
+
+@given(
+    st.integers(1, 60), st.integers(1, 12), st.lists(st.integers(1, 100), max_size=2, unique=True), st.integers(1, 6)
+)
+def test_every_number_of_a_refusal_would_do(lanes, groups, batches, at_once):
+    def refusal(*numbers):
+        try:
+            check_division(*numbers, at_once=at_once)
+        except TopologyError as error:
+            return str(error).partition(". Use ")[2].rstrip(".")
+        return ""
+
+    text = refusal(lanes, groups, batches)
+    if not text:
+        assert lanes % groups == 0 and not any(b % lanes or b % (groups * at_once) for b in batches)
+    elif match := re.fullmatch(r"canonical_replicas (\d+) and a global batch of (.*)", text):
+        assert all(not refusal(int(match[1]), groups, [int(n)]) for n in match[2].split(" or "))
+    for remedy in text.split(", or ") if text and " and " not in text else ():
+        for n in map(int, re.findall(r"\d+", remedy)):
+            if remedy.startswith("canonical"):
+                assert not refusal(n, groups, batches)
+            elif remedy.startswith("a global"):
+                assert not refusal(lanes, groups, [n])
+            else:
+                assert not refusal(lanes, n, batches)
 
 
 def test_a_wrong_canonical_replicas_is_refused():

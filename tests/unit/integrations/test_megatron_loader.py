@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import copy
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -41,6 +42,8 @@ from megatron_zephon.checks import (
     _DATASET_OPTIONS,
     _OTHER_DATA,
     check_data,
+    check_folders,
+    check_lanes,
     check_options,
     check_program,
     check_special_tokens,
@@ -96,6 +99,7 @@ def args_of(*line, **changes):
         "virtual_pipeline_model_parallel_size": None,
         "padded_vocab_size": None,
         "iteration": 0,
+        "data_parallel_size": 1,
         "zephon_data_folder": args.dataloader_save,
     }
     for key, value in defaults.items():
@@ -148,8 +152,11 @@ class TestOptions:
             (["--dataloader-save=x"], "needs --save"),
             (["--zephon-prune-state"], "needs --save"),
             (["--eval-interval=5"], "--eval-iters is 100, and --zephon-valid-data-config is missing"),
-            (["--split=99,1,0"], "--split apply to Megatron's own datasets only. Leave them out"),
-            (["--no-mmap-bin-files", "--data-cache-path=x"], "--data-cache-path, --no-mmap-bin-files apply to"),
+            (["--split=99,1,0"], "--split applies to Megatron's own datasets only. Leave it out"),
+            (
+                ["--no-mmap-bin-files", "--data-cache-path=x"],
+                "--no-mmap-bin-files apply to .* Leave them out",
+            ),
             (["--perform-rl-step"], "makes its own data"),
         ],
     )
@@ -178,7 +185,8 @@ class TestOptions:
         "line, message",
         [
             (["--zephon-data-config=nowhere.toml"], "--zephon-data-config: nowhere.toml"),
-            (["--split=99,1,0"], "--split apply to"),
+            (["--split=99,1,0"], "--split applies to"),
+            (["--zephon-canonical-replicas=3"], "Use canonical_replicas 1 or 2 or 4 or 8"),
             (["--mine=3"], None),
         ],
     )
@@ -188,7 +196,7 @@ class TestOptions:
         from megatron_zephon import pretrain_gpt_zephon as program
 
         def parse(extra_args_provider, args_defaults=None):
-            data = f"--zephon-data-config={recipe}", f"--tokenizer-model={tiny_tokenizer}"
+            data = f"--zephon-data-config={recipe}", f"--tokenizer-model={tiny_tokenizer}", "--global-batch-size=8"
             args = args_of(*data, *[each for each in line if "mine" not in each])
             extra_args_provider(parser := argparse.ArgumentParser())
             return argparse.Namespace(**vars(args), mine=parser.get_default("mine"))
@@ -224,6 +232,27 @@ class TestOptions:
             check_data(args)
         monkeypatch.setenv("LOCAL_RANK", "1")
         check_data(args)
+
+    @pytest.mark.parametrize(
+        "line, message",
+        [
+            ("--save=FILE/a", r"^--save is 'FILE/a'; expected a folder that can be written to"),
+            ("--save=OK --dataloader-save=FILE/b", "^--dataloader-save is 'FILE/b'"),
+            ("--save=OK --zephon-flush-index=FILE/c", "^--zephon-flush-index is 'FILE/c'"),
+            ("--zephon-ledger=FILE/d", "^--zephon-ledger is 'FILE/d'"),
+            ("--save=OK", None),
+        ],
+    )
+    def test_of_folders_that_cannot_be_written_to_are_named_as_given(self, tmp_path, line, message):
+        (tmp_path / "file").touch()
+        here = {"FILE": str(tmp_path / "file"), "OK": str(tmp_path / "ok")}
+        args = args_of(*re.sub("FILE|OK", lambda match: here[match[0]], line).split())
+        with (
+            pytest.raises(PipelineError, match=message.replace("FILE", here["FILE"]))
+            if message
+            else contextlib.nullcontext()
+        ):
+            check_folders(args)
 
     def test_that_name_no_difference_of_data_are_refused(self):
         words = 'unknown name of a change in --zephon-allow-changes "sed". Did you mean "seed"'
@@ -281,8 +310,16 @@ class TestLanes:
     @pytest.mark.parametrize(
         "lanes, ranks, micro, message",
         [
-            (6, 2, 1, r"the global batch is 8 records \(--global-batch-size\).* 6 lanes .* Use 6 or 12"),
+            (
+                6,
+                2,
+                1,
+                r"8 records \(--global-batch-size\).* 6 lanes .*_replicas 2 or 4 or 8, or a .* 6 or 12",
+            ),
+            (6, 2, 2, "replicas 2 or 4 or 8, or a global batch of 12 or 24"),
             (8, 3, 1, "8 lanes .* do not divide among 3"),
+            (6, 4, 1, "6 lanes .* do not divide among 4 data-parallel groups. Use canonical_replicas 4 or 8"),
+            (8, 2, 3, "8 records .* does not divide by 2 data-parallel groups x 3 records at once. Use a global batch"),
         ],
     )
     def test_that_do_not_divide_are_refused_with_what_would(self, recipe, lanes, ranks, micro, message):
@@ -293,14 +330,17 @@ class TestLanes:
         line = "--step-batch-size-schedule=0:8 1K:24 2K:32"
         topology = self.of(recipe, 2, line)
         assert (topology.lanes, topology.global_batch) == (8, None)
-        with pytest.raises(TopologyError, match=r"is 24 records \(--step-batch-size-schedule\).* Use 16 or 32"):
+        with pytest.raises(TopologyError, match=r"of 24 records \(--step-batch-.* a global batch of 16 or 32"):
             self.of(recipe, 2, line, lanes=16, consumed_train_samples=40)
+        resumed = args_of(line, "--load=out", zephon_canonical_replicas=16, data_parallel_size=16)
+        resumed.zephon_data_config = str(recipe)
+        check_lanes(resumed)  # before the checkpoint says where it is
         # What lies in the past need not suit the ranks of today.
         assert self.of(recipe, 16, line, lanes=16, consumed_train_samples=100).lanes == 16
 
     def test_divide_a_batch_that_is_decreased(self, recipe):
         line = ("--global-batch-size=100", "--decrease-batch-size-if-needed")
-        with pytest.raises(TopologyError, match=r"is 96 records \(--decrease-batch-size-if-needed\).* 100 lanes"):
+        with pytest.raises(TopologyError, match=r"of 96 records \(--decrease-batch-size-if-needed\).* 100 lanes"):
             self.of(recipe, 4, *line, micro_batch_size=8)
         topology = self.of(recipe, 4, *line, lanes=32, micro_batch_size=8)
         assert (topology.lanes, topology.global_batch) == (32, 96)
@@ -684,7 +724,7 @@ class TestMetrics:
         )
         loader = TrainLoader(pipeline, BatchForm(SEQ, 1, 1), dict)
         metrics.watch(loader, ["faulty", "sound"])
-        with pytest.raises(DataError, match="have ended") if whole else contextlib.nullcontext():
+        with pytest.raises(DataError, match="have ended") if whole else contextlib.contextlib.nullcontext():
             for _ in range(10**6 if whole else 3):
                 next(loader)
         found, mixture = metrics.gathered_metrics("line"), pipeline.mixture()

@@ -326,18 +326,37 @@ class TestChecks:
         Trainer(config(recipe, canonical_replicas=4), tokenizer, ranks=2, batch=-1)
 
     @pytest.mark.parametrize(
-        "lanes, ranks, message",
-        [(6, 2, "a global batch of 8 records does not divide by 6 lanes"), (8, 3, "8 lanes .* do not divide among 3")],
+        "lanes, ranks, local, message",
+        [
+            (
+                6,
+                2,
+                1,
+                r"8 records \(--training.global_batch_size\) .*_replicas 2 or 4 or 8, or .* 6 or 12",
+            ),
+            (6, 2, 2, r"canonical_replicas 2 or 4 or 8, or a global batch of 12 or 24"),
+            (8, 3, 1, "8 lanes .* do not divide among 3"),
+            (8, 2, 3, "2 data-parallel groups x 3 records at once. Use a global batch of 24"),
+        ],
     )
-    def test_what_does_not_divide_is_refused(self, recipe, tokenizer, lanes, ranks, message):
+    def test_what_does_not_divide_is_refused(self, recipe, tokenizer, lanes, ranks, local, message):
         with pytest.raises(TopologyError, match=message):
-            Trainer(config(recipe, canonical_replicas=lanes), tokenizer, ranks=ranks)
+            Trainer(config(recipe, canonical_replicas=lanes), tokenizer, ranks=ranks, local=local)
+
+    @pytest.mark.parametrize("sizes, degree", [((2, 4, 1, 1, 1), 8), ((2, -1, 1, 2, 2), 4), ((1, -1, 2, 1, 1), 8)])
+    def test_ranks_are_counted_as_torchtitan_does(self, monkeypatch, sizes, degree):
+        names = ("data_parallel_replicate", "data_parallel_shard", "context_parallel", "tensor_parallel")
+        fields = dict(zip((f"{name}_degree" for name in (*names, "pipeline_parallel")), sizes, strict=True))
+        monkeypatch.setattr("torchtitan_zephon.trainer_view.is_distributed", lambda: True)
+        monkeypatch.setattr("torch.distributed.get_world_size", lambda: 16)
+        assert TrainerView(SimpleNamespace(parallelism=SimpleNamespace(**fields))).dp_degree == degree
 
     @pytest.mark.parametrize(
         "override, message",
         [
             ({}, None),
             ({"feeds": 4}, None),
+            ({"canonical_replicas": 3}, "Use canonical_replicas 1 or 2 or 4 or 8"),
             ({"text_field": "nothing"}, "no column 'nothing'"),
             ({"sources": "gone"}, "does not exist"),
         ],
@@ -347,7 +366,7 @@ class TestChecks:
 
         class Starting:
             def __init__(self, dataloader):
-                training = SimpleNamespace(seq_len=SEQ, global_batch_size=BATCH)
+                training = SimpleNamespace(seq_len=SEQ, global_batch_size=BATCH, local_batch_size=1)
                 self.config = SimpleNamespace(
                     training=training, dataloader=dataloader, hf_assets_path=tokenizer.tokenizer_path
                 )
@@ -368,6 +387,20 @@ class TestChecks:
         (tmp_path / "file").touch()
         with pytest.raises(PipelineError, match=rf"dataloader\.{name} is '{tmp_path}/file/x'; expected a folder"):
             Trainer(config(recipe, **{name: str(tmp_path / "file" / "x")}), tokenizer)
+
+    def test_the_ledger_of_another_run_is_refused_before_the_first_step(self, recipe, tokenizer, tmp_path):
+        folder = str(tmp_path / "ledger")
+        _, iterator = take(Trainer(config(recipe, ledger=folder), tokenizer).dataloader, 1)
+        iterator.close()
+        Trainer(config(recipe, ledger=folder), tokenizer)  # the same data
+        other = config(recipe, ledger=folder, seed=6)
+        with pytest.raises(DataError, match=r"^dataloader.ledger is .*which holds the ledger of a run with other data"):
+            Trainer(other, tokenizer)
+        state = Trainer(config(recipe, seed=6), tokenizer).dataloader.state_dict()
+        with mock.patch("torchtitan_zephon.loader.begins", lambda view: False):
+            loader = Trainer(other, tokenizer).dataloader
+        with pytest.raises(DataError, match=r"^dataloader.ledger is "):
+            loader.load_state_dict(state)
 
     def test_a_validation_that_cannot_work_is_refused_before_training(self, recipe, tokenizer):
         validator = SimpleNamespace(enable=True, dataloader=config(recipe))

@@ -145,10 +145,7 @@ def look_ahead(view: TrainerView, lanes: int) -> Ahead | None:
     """
 
     def look() -> Ahead | None:
-        try:
-            folder = _about_to_load(view)
-        except OSError:
-            return None
+        folder = _about_to_load(view)
         keys = _keys_in(folder) if folder else None
         return None if folder is None or keys is None else _examined(folder, keys, lanes)
 
@@ -159,10 +156,7 @@ def saved_lanes(view: TrainerView) -> int | None:
     """Lanes of the run whose checkpoint the trainer is about to load; None if unknown. Collective."""
 
     def look() -> int | None:
-        try:
-            folder = _about_to_load(view)
-        except OSError:
-            return None
+        folder = _about_to_load(view)
         keys = (_keys_in(folder) if folder else None) or {}
         return sum(key.startswith(_PREFIX + _LANE) for key in keys) or None
 
@@ -198,14 +192,12 @@ def state_left_out(view: TrainerView) -> str | None:
     checkpoint = getattr(view.config, "checkpoint", None)
     if "dataloader" not in getattr(checkpoint, "exclude_from_loading", ()):
         return None
+    return on_first_rank(lambda: _about_to_load(view, excluded=True))
 
-    def look() -> str | None:
-        try:
-            return _about_to_load(view, excluded=True)
-        except OSError:
-            return None
 
-    return on_first_rank(look)
+def begins(view: TrainerView) -> bool:
+    """Whether the data begin at their start, as far as is known: no state is about to be loaded. Collective."""
+    return on_first_rank(lambda: _about_to_load(view) is None)
 
 
 def _about_to_load(view: TrainerView, *, excluded: bool = False) -> str | None:
@@ -217,14 +209,15 @@ def _about_to_load(view: TrainerView, *, excluded: bool = False) -> str | None:
         return None
     folder = filesystem.join(getattr(view.config, "dump_folder", ""), checkpoint.folder)
     step = checkpoint.load_step
-    if step == -1 and filesystem.isdir(folder):
-        step = max((n for n in map(_step_of, filesystem.listdir(folder)) if _is_whole(folder, n)), default=-1)
-    if step != -1:
-        return filesystem.join(folder, f"step-{step}") if step else None  # of step 0, the model alone is loaded
-    path = checkpoint.initial_load_path
-    if path and not checkpoint.initial_load_model_only and filesystem.isdir(path):
-        return str(path)
-    return None
+    try:
+        if step == -1 and filesystem.isdir(folder):
+            step = max((n for n in map(_step_of, filesystem.listdir(folder)) if _is_whole(folder, n)), default=-1)
+        if step != -1:
+            return filesystem.join(folder, f"step-{step}") if step else None  # of step 0, the model alone is loaded
+        path = checkpoint.initial_load_path
+        return str(path) if path and not checkpoint.initial_load_model_only and filesystem.isdir(path) else None
+    except OSError:
+        return None
 
 
 def _step_of(name: str) -> int:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from torchtitan_zephon.trainer_view import GlobalBatch
+from torchtitan_zephon.config import ZephonConfig
+from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
 from zephon import DataRecipe, TokenizerError, TopologyError
-from zephon.loader import Topology, resolve_lanes
+from zephon.loader import Topology, check_division, on_all_ranks, open_once, resolve_lanes
 
 
 def check_topology(recipe: DataRecipe, batch: GlobalBatch | None, *, dp_world_size: int, dp_rank: int) -> Topology:
@@ -30,7 +31,43 @@ def check_topology(recipe: DataRecipe, batch: GlobalBatch | None, *, dp_world_si
         )
     records = None if batch is None else batch.records
     lanes = resolve_lanes(recipe.canonical_replicas, global_batch=records, dp_degree=dp_world_size)
+    if batch is not None:
+        check_division(lanes, dp_world_size, [batch.records], at_once=batch.at_once, where=f"--{batch.key}")
     return Topology(lanes, dp_world_size, dp_rank, records)
+
+
+_checked: set[tuple[bool, str]] = set()
+
+
+def check_ahead(view: TrainerView) -> None:
+    """Check, before the model is built, the lanes of the run and its data, opened on the first rank of every node.
+
+    Raises:
+        ZephonError: they are wrong; on every rank if all of them call, as in TorchTitan's own trainer.
+    """
+    trainer = view.config
+    if trainer is None or not view.starting:
+        return
+    validator = getattr(trainer, "validator", None)
+    configs = [trainer.dataloader, getattr(validator, "dataloader", None)]
+    configs = configs[: 2 if getattr(validator, "enable", False) else 1]
+    recipes = [config.to_recipe() if isinstance(config, ZephonConfig) else None for config in configs]
+    if (key := (view.together, repr(recipes))) in _checked:
+        return
+    _checked.add(key)
+
+    def check() -> None:
+        training, degree = trainer.training, view.dp_degree
+        if recipes[0] is not None:
+            check_topology(recipes[0], view.global_batch(degree), dp_world_size=degree, dp_rank=0)
+        length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
+        for recipe in filter(None, recipes) if os.environ.get("LOCAL_RANK", "0") == "0" else ():
+            open_once(recipe, tokenizer=trainer.hf_assets_path, seq_len=length)
+
+    if view.together:
+        on_all_ranks(check)
+    else:
+        check()
 
 
 def tokenizer_folder(tokenizer: Any) -> str:

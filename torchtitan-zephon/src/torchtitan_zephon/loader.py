@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
@@ -14,8 +13,16 @@ from typing import Any
 import numpy as np
 from torchtitan.tools.utils import device_type
 
-from torchtitan_zephon.checkpointing import blank_keys, from_keys, look_ahead, saved_lanes, state_left_out, to_keys
-from torchtitan_zephon.checks import check_topology, tokenizer_folder
+from torchtitan_zephon.checkpointing import (
+    begins,
+    blank_keys,
+    from_keys,
+    look_ahead,
+    saved_lanes,
+    state_left_out,
+    to_keys,
+)
+from torchtitan_zephon.checks import check_ahead, check_topology, tokenizer_folder
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.forms import BaseDataLoader, choose_form
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
@@ -23,9 +30,11 @@ from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.loader import (
     Mixture,
     Progress,
+    RunState,
     Topology,
     any_rank,
     check_allowed,
+    check_ledger,
     check_same_data,
     check_tokenizer,
     check_writable,
@@ -35,7 +44,6 @@ from zephon.loader import (
     is_distributed,
     on_all_ranks,
     on_first_rank,
-    open_once,
 )
 
 _log = logging.getLogger("zephon")
@@ -62,15 +70,13 @@ class ZephonDataLoader(BaseDataLoader):
         """Made by `Config.from_toml("recipe.toml")`; every field can be overridden on the command line."""
 
         def to_dict(self) -> dict[str, Any]:
-            """The fields as plain data. A trainer asks for them before it builds its model: a wrong recipe, path,
-            column or tokenizer is refused here, on the first rank of every node.
+            """The fields as plain data. A trainer asks for them before it builds its model: wrong data, and lanes that
+            do not divide, are refused here.
 
             Raises:
                 ZephonError: a trainer calls, and the data cannot be read as configured.
             """
-            trainer = TrainerView.of_callers().config
-            if trainer is not None and os.environ.get("LOCAL_RANK", "0") == "0":
-                _check_data(self, trainer)
+            check_ahead(TrainerView.of_callers())
             return BaseDataLoader.Config.to_dict(self)
 
     def __init__(
@@ -136,6 +142,8 @@ class ZephonDataLoader(BaseDataLoader):
             pipelines.append(self._evaluation(validation, dp_world_size, dp_rank, folder)[1])
         check_same_data([pipeline.fingerprint() for pipeline in pipelines])
         on_first_rank(lambda: compact_index(config.flush_index, self._pipeline.compiled))
+        if begins(view):
+            self._check_ledger()
         global _training
         _training = weakref.ref(self)
 
@@ -228,9 +236,11 @@ class ZephonDataLoader(BaseDataLoader):
             CheckpointError: the data would differ; one line per difference.
         """
         if not state_dict:
+            self._check_ledger()
             return
         state, before, tokens = from_keys(state_dict)
         self._pipeline.restore(state, allow_changes=self._config.allow_changes, remedy="--dataloader.allow_changes")
+        self._check_ledger(RunState.from_dict(state).data)
         if self._topology.dp_group_id == 0:  # metrics sum over ranks
             self.progress.tokens = np.array([int(tokens.get(name, 0)) for name in self.mixture()], dtype=np.int64)
         now = self._topology.global_batch
@@ -241,6 +251,12 @@ class ZephonDataLoader(BaseDataLoader):
                 now,
                 self.cursor,
             )
+
+    def _check_ledger(self, after: str = "") -> None:
+        """Refuse the ledger of a run with other data, before the first step; `after` is the data of a loaded state."""
+        folder = None if self._validating else self._config.ledger
+        if folder:
+            on_all_ranks(lambda: check_ledger("dataloader.ledger", folder, self._pipeline.compiled, after))
 
     def _tokens_of_job(self) -> dict[str, int]:
         """Tokens used since the start of the run, by source, over all ranks. Collective once batches are taken."""
@@ -272,20 +288,6 @@ class ZephonDataLoader(BaseDataLoader):
     def cursor(self) -> int:
         """Records that all ranks have used since the start of the run."""
         return self._pipeline.cursor
-
-
-_checked: set[str] = set()
-
-
-def _check_data(config: ZephonConfig, trainer: Any) -> None:
-    """Open the data once, as a single rank would."""
-    recipe = config.to_recipe()
-    if (key := repr(recipe)) in _checked:
-        return
-    _checked.add(key)
-    training = trainer.training
-    length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
-    open_once(recipe, tokenizer=trainer.hf_assets_path, seq_len=length)
 
 
 def training_loader() -> ZephonDataLoader | None:

@@ -9,12 +9,16 @@ caller passes `global_batch_size` to `config.build()`.
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import torch.distributed as dist
+
 from zephon import TopologyError
+from zephon.loader import is_distributed
 
 
 @dataclass(frozen=True)
@@ -26,12 +30,14 @@ class GlobalBatch:
         fixed: whether the number is the same on any number of ranks.
         key: the trainer's field that fixes it.
         value: the value of that field for `records`.
+        at_once: records that a rank takes at once; those of all ranks divide the global batch.
     """
 
     records: int
     fixed: bool
     key: str
     value: int
+    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,15 +47,19 @@ class TrainerView:
     Attributes:
         config: `Trainer.Config` or its equivalent; None without a trainer among the callers.
         validating: whether a validator builds the loader.
+        starting: whether the trainer itself asks for its config as plain data, as it does before it builds its model.
+        together: whether that is TorchTitan's own trainer, and so every rank calls at the same time.
     """
 
     config: Any = None
     validating: bool = False
+    starting: bool = False
+    together: bool = False
 
     @staticmethod
     def of_callers() -> TrainerView:
         """Search the callers for a trainer."""
-        validating = False
+        validating, called = False, ""
         frame: FrameType | None = sys._getframe(1)
         while frame is not None:
             local = frame.f_locals
@@ -57,8 +67,10 @@ class TrainerView:
             validating |= hasattr(local.get("self"), "dl_config")
             for candidate in (local.get("config"), getattr(local.get("self"), "config", None)):
                 if hasattr(candidate, "training") and hasattr(candidate, "dataloader"):
-                    return TrainerView(candidate, validating)
-            frame = frame.f_back
+                    starting = called == "to_dict"
+                    own = frame.f_globals["__name__"].startswith("torchtitan.") and frame.f_code.co_name == "__init__"
+                    return TrainerView(candidate, validating, starting, starting and own)
+            called, frame = frame.f_code.co_name, frame.f_back
         return TrainerView(None, validating)
 
     def global_batch(self, dp_world_size: int) -> GlobalBatch | None:
@@ -71,24 +83,32 @@ class TrainerView:
         if hasattr(training, "num_tokens_per_train_step"):  # main branch
             key, length = "num_tokens_per_train_step", training.max_context_length
             value = training.num_tokens_per_train_step
-            fixed = value >= 0
-            if not fixed:
-                pipeline = self._parallelism("pipeline_parallel_degree") > 1
-                microbatches = self._parallelism("num_pp_microbatches") if pipeline else 1
-                value = training.num_tokens_per_microbatch_per_dp_rank * microbatches * dp_world_size
+            pipeline = self._parallelism("pipeline_parallel_degree") > 1
+            microbatches = self._parallelism("num_pp_microbatches") if pipeline else 1
+            at_once = training.num_tokens_per_microbatch_per_dp_rank * microbatches
         elif hasattr(training, "global_batch_size"):
             key, length, value = "global_batch_size", 1, training.global_batch_size
-            fixed = value >= 0
-            if not fixed:
-                value = training.local_batch_size * dp_world_size
+            at_once = training.local_batch_size
         else:
             return None
+        fixed = value >= 0
+        if not fixed:
+            value = at_once * dp_world_size
         if value < length or value % length:
             raise TopologyError(
                 f"training.{key} is {value}; expected a multiple of {length}, the length of a record. Set it to "
                 f"{max(1, value // length) * length}."
             )
-        return GlobalBatch(value // length, fixed, f"training.{key}", value)
+        return GlobalBatch(value // length, fixed, f"training.{key}", value, max(1, at_once // length))
+
+    @property
+    def dp_degree(self) -> int:
+        """Data-parallel ranks, as TorchTitan counts them from its config."""
+        replicate, shard = (self._parallelism(f"data_parallel_{name}_degree") for name in ("replicate", "shard"))
+        if shard > 0:
+            return replicate * shard
+        others = [self._parallelism(f"{name}_parallel_degree") for name in ("context", "tensor", "pipeline")]
+        return max(1, (dist.get_world_size() if is_distributed() else 1) // math.prod(others))
 
     @property
     def bounded_validation(self) -> bool:

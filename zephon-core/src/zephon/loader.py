@@ -11,7 +11,7 @@ from __future__ import annotations
 from zephon.columns.lane_start import LaneStart
 from zephon.config.keys import Key, keys_of
 from zephon.config.recipe import DataRecipe, SourceRecipe
-from zephon.config.topology import Topology, resolve_lanes
+from zephon.config.topology import Topology, check_division, resolve_lanes
 from zephon.errors import Change
 from zephon.pipeline import Pipeline
 from zephon.run.fingerprint import FINGERPRINT_NAMES, check_allowed, check_fingerprint
@@ -29,6 +29,7 @@ from zephon.run.job import (
     on_all_ranks,
     on_first_rank,
 )
+from zephon.run.ledger import check_ledger
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
 from zephon.tokenizer.tokenizer import Tokenizer
@@ -46,7 +47,9 @@ __all__ = [
     "Topology",
     "any_rank",
     "check_allowed",
+    "check_division",
     "check_fingerprint",
+    "check_ledger",
     "check_same_data",
     "check_tokenizer",
     "check_writable",

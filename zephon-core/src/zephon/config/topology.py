@@ -19,7 +19,8 @@ step
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,23 +35,51 @@ FEED_BYTES = 1 << 30
 
 def divisors(n: int) -> list[int]:
     """All positive divisors of `n`, ascending."""
-    small = [d for d in range(1, int(n**0.5) + 1) if n % d == 0]
+    small = [d for d in range(1, math.isqrt(n) + 1) if n % d == 0]
     return small + [n // d for d in reversed(small) if d * d != n]
 
 
-def _check_divides(whole: tuple[str, int], part: tuple[str, int], problem: str) -> None:
-    """Refuse a number that another one does not divide, with the numbers nearest to either that would do."""
-    (whole_name, n), (part_name, d) = whole, part
-    if n % d == 0:
+def _nearest(value: int, candidates: Iterable[int]) -> str:
+    """The two candidates nearest to `value` on either side."""
+    below, above = ([c for c in candidates if wanted(c)] for wanted in (value.__ge__, value.__lt__))
+    return " or ".join(map(str, below[-2:] + above[:2]))
+
+
+def check_division(
+    lanes: int, groups: int, batches: Sequence[int] = (), *, at_once: int = 1, where: str = "global_batch"
+) -> None:
+    """Check that lanes divide among groups, and global batches by lanes.
+
+    Args:
+        batches: records per step, all sizes that the run has.
+        at_once: records that a framework makes each group take at once; those of all groups divide global batches too.
+        where: the option that names the global batch.
+
+    Raises:
+        TopologyError: they do not; names the numbers nearest to each of them that would do with the others.
+    """
+    common, unit = math.gcd(*batches), math.lcm(lanes, groups * at_once)  # 0 without batches, which all numbers divide
+    wrong = next((batch for batch in batches if batch % unit), common)
+    if lanes % groups == 0 and wrong % unit == 0:
         return
-
-    def nearest(value: int, candidates: list[int]) -> str:
-        below, above = [c for c in candidates if c < value][-2:], [c for c in candidates if c > value][:2]
-        return " or ".join(map(str, below + above))
-
+    if lanes % groups:
+        problem = f"{lanes} lanes (canonical_replicas) do not divide among {groups} data-parallel groups"
+    elif wrong % lanes:
+        problem = f"a global batch of {wrong} records ({where}) does not divide by {lanes} lanes (canonical_replicas)"
+    else:
+        taken = f"{groups} data-parallel groups x {at_once} records at once"
+        problem = f"a global batch of {wrong} records ({where}) does not divide by {taken}"
+    fitting = [] if common % (groups * at_once) else divisors(common) or range(groups, lanes + 2 * groups + 1, groups)
+    degrees = [] if common % lanes else [d for d in divisors(lanes)[1:] if common % (d * at_once) == 0]
+    remedies = {
+        "canonical_replicas {}": _nearest(lanes, [n for n in fitting if n % groups == 0]),
+        "a global batch of {}": "" if lanes % groups else _nearest(wrong, range(unit, wrong + 2 * unit + 1, unit)),
+        "{} data-parallel groups": _nearest(groups, degrees),
+    }
+    text = ", or ".join(remedy.format(numbers) for remedy, numbers in remedies.items() if numbers)
+    both = range(groups * at_once, wrong + 2 * groups * at_once + 1, groups * at_once)
     raise TopologyError(
-        f"{problem}; with {whole_name} {n}, {part_name} can be {nearest(d, divisors(n))}, and with {part_name} {d}, "
-        f"{whole_name} can be {nearest(n, [d * k for k in range(1, n // d + 3)])}."
+        f"{problem}. Use {text or f'canonical_replicas {groups} and a global batch of {_nearest(wrong, both)}'}."
     )
 
 
@@ -101,8 +130,11 @@ def resolve_feeds(feeds: int | str, *, lanes: int, nbytes: int | None) -> int:
     if feeds == "auto":
         return lanes if nbytes is None else max(d for d in divisors(lanes) if d == 1 or d * FEED_BYTES <= nbytes)
     number = int(check(Limit, feeds, "feeds", TopologyError))
-    problem = f"{lanes} lanes do not divide among {number} feeds"
-    _check_divides(("canonical_replicas", lanes), ("feeds", number), problem)
+    if lanes % number:
+        raise TopologyError(
+            f"{lanes} lanes (canonical_replicas) do not divide among {number} feeds. Use feeds "
+            f"{_nearest(number, divisors(lanes))}."
+        )
     return number
 
 
@@ -132,18 +164,10 @@ class Topology:
                 f"dp_group_id is {self.dp_group_id} with dp_degree {self.dp_degree}; expected an integer from 0 to "
                 f"{self.dp_degree - 1}."
             )
-        _check_divides(
-            ("canonical_replicas", self.lanes),
-            ("dp_degree", self.dp_degree),
-            f"{self.lanes} lanes (canonical_replicas) do not divide among {self.dp_degree} data-parallel groups",
+        batches = (
+            () if self.global_batch is None else (check(Positive, self.global_batch, "global_batch", TopologyError),)
         )
-        if self.global_batch is not None:
-            check(Positive, self.global_batch, "global_batch", TopologyError)
-            _check_divides(
-                ("global_batch", self.global_batch),
-                ("canonical_replicas", self.lanes),
-                f"a global batch of {self.global_batch} records does not divide by {self.lanes} lanes",
-            )
+        check_division(self.lanes, self.dp_degree, batches)
 
     @property
     def width(self) -> int:

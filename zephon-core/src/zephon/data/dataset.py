@@ -172,7 +172,8 @@ class Dataset:
             size_column = next(iter(first))
         found, is_loose = dict(first), any(kind is not None for kind in first.values())
         while size_column:
-            _, _, _, kinds, _ = self._scanned(size_column, index_dir, False, lost=[] if skips else None, spans=spans)
+            lost: list[LostShard] | None = [] if skips else None
+            *_, kinds, _ = self._scanned(size_column, index_dir, False, lost=lost, spans=spans, warns=False)
             paths = () if is_loose else physical_columns([size_column])
             found |= {name: kind if is_loose else None for name, kind in kinds.items() if name not in {*found, *paths}}
             late = [name for name in physical_columns(named) if is_loose and not has_column(name, found)]
@@ -287,12 +288,13 @@ class Dataset:
         progress: Callable[[int, int, int, int], None] | None = None,
         lost: list[LostShard] | None = None,
         spans: Spans | None = None,
+        warns: bool = True,
     ) -> tuple[Format, Listing, Catalog, dict[str, str | None], str]:
         """Format, files, what is in each, columns with types (see `scan_shards`), and the path for messages."""
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
             some = listing.names[:: len(listing.names) // 10_000 + 1]
-            if len(splits := split_files(some)) > 1 and "train" in splits:
+            if warns and len(splits := split_files(some)) > 1 and "train" in splits:
                 _log.warning("'%s' holds the splits %s, and all are read; name files or a folder", path, [*splits])
             known_as = str(self.path) if is_remote(str(self.path)) else path
             shards, kinds = scan_shards(

@@ -27,7 +27,7 @@ from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Encoder
 from zephon.ops.needs import Needs
@@ -303,18 +303,25 @@ def _tokens_per_step(operators: Operators, options: Options) -> int | None:
 def _tried(
     worker: DocumentWorker, names: Sequence[str], samples: Sequence[Sample], operators: Operators, options: Options
 ) -> tuple[str, ...]:
-    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people."""
-    if not operators.rows:
-        return ()
+    """Try the row operators, and what comes out of them on those that make tokens of anything but text, whose types say
+    little; gives findings for people."""
     sent_for = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
     compare = options.check_operators
     findings = check_operators(worker, names, samples, options.faults, compare=compare, sent_for=sent_for)
     for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
-        if worker.chains[d]:
+        if worker.chains[d] or not isinstance(operators.encode_for(name), Tokenize):
+            failed: list[tuple[int, str, str]] = []
             try:
-                worker.count(d, sample.table)
+                tokens = worker.count(d, sample.table, failed)
             except PipelineError as error:
-                raise PipelineError(f'dataset "{name}", after its operators: {error}') from error.__cause__
+                where = ", after its operators" if worker.chains[d] else ""
+                raise PipelineError(f'dataset "{name}"{where}: {error}') from error.__cause__
+            if not tokens and 2 * len({place for place, _, _ in failed}) > len(sample.rows):
+                (place, kind, reason), rows = failed[0], f"any of the {len(sample.rows):,} rows tried before the run"
+                at = worker.describe(d, int(sample.rows[place]))
+                raise DataError(
+                    f"{kind} cannot use {rows}; the first, {at}: {reason}; name another column or repair it."
+                )
     return findings
 
 

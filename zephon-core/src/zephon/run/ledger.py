@@ -82,6 +82,27 @@ class _File(NamedTuple):
         return _entries(self.path, _RECORD, self.offset)
 
 
+def check_ledger(option: str, folder: str | os.PathLike[str], compiled: Compiled, after: str = "") -> None:
+    """Refuse a folder with the ledger of a run with other data, before one is written; `option` names the folder.
+
+    Raises:
+        DataError: the run does not go on from that one, whose data are `after` where a state of it was restored.
+    """
+    data = compiled.digest
+    _refuse_foreign(option, folder, _files(folder, compiled.topology), data[:16], (after or data)[:16])
+
+
+def _refuse_foreign(
+    option: str, folder: str | os.PathLike[str], files: Sequence[_File], data: str | None, after: str | None
+) -> None:
+    starts = [(file.head.data, file.head.after) for file in files if file.head.data]
+    if starts and starts[-1][0] not in _linked([*starts, (data, after)]):
+        raise DataError(
+            f"{option} is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
+            "or that of a run which this one goes on from. Name another folder."
+        )
+
+
 class LedgerWriter:
     """Appends the batches that one rank consumes.
 
@@ -129,12 +150,7 @@ class LedgerWriter:
     def _check_others(self, folder: str | os.PathLike[str], head: _Header, first: int, topology: Topology) -> None:
         """Refuse a folder with other data, or in which another live run writes for these lanes."""
         others = [file for file in _files(folder, topology) if file.path != Path(self._records.name)]
-        before = [file for file in others if file.head.data]
-        if before and before[-1].head.data not in _linked([*(file.head for file in before), head]):
-            raise DataError(
-                f"ledger is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
-                "or that of a run which this one goes on from. Name another folder."
-            )
+        _refuse_foreign("ledger", folder, others, head.data, head.after)
         until = time.monotonic() + _LOCK_SECONDS
         while live := [file for file in others if file.head.job != head.job and is_held(file.path)]:
             if live[0].head.host == head.host or time.monotonic() > until:
@@ -232,8 +248,8 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             f"{folder} holds no ledger (no *.ledger file with a header); pass the folder given as options(ledger=...)."
         )
     heads = [file.head for file in files]
-    other_lanes = len({head.lanes for head in heads}) > 1
-    if other_lanes or not _linked(heads).issuperset(head.data for head in heads if head.data):
+    other_lanes, linked = len({head.lanes for head in heads}) > 1, _linked([(head.data, head.after) for head in heads])
+    if other_lanes or not linked.issuperset(head.data for head in heads if head.data):
         raise DataError(
             f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
             "folder of its own."
@@ -320,10 +336,10 @@ def _job() -> str:
     return f"{address}:{port or time.time_ns()}"
 
 
-def _linked(heads: Sequence[_Header]) -> set[str | None]:
+def _linked(starts: Sequence[tuple[str | None, str | None]]) -> set[str | None]:
     """Digests of the data of the last start, and of those that restored states link with it."""
-    pairs = {(head.data, head.after) for head in heads if head.data}
-    linked = {heads[-1].data}
+    pairs = {pair for pair in starts if pair[0]}
+    linked = {starts[-1][0]}
     for _ in pairs:
         linked.update(each for pair in pairs if linked.intersection(pair) for each in pair)
     return linked

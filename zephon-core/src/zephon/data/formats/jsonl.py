@@ -26,7 +26,7 @@ import pyarrow.json
 
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import number_text, template_of, text_name
+from zephon.columns.template import is_rounded, number_text, template_of, text_name
 from zephon.data.columns import common_types, has_column, missing_column, physical_columns
 from zephon.data.formats.base import Format, Group, Shard, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
@@ -47,13 +47,14 @@ _Result = TypeVar("_Result")
 
 Kinds = Mapping[str, str]
 """What each column is read as, by name: "document", "text", "number", "flag", "json" (the JSON as text), or, under the
-name that `text_name` gives, "digits" (numbers as text)."""
+name that `text_name` gives, "digits" (numbers as text) or "text"."""
 
 Fields = Mapping[str, msgspec.Raw | bytes]
 """The JSON of each key of a line, as it stands there."""
 
 _TYPES = {"number": pa.float64(), "flag": pa.bool_()}
 _TYPES |= dict.fromkeys(("document", "text", "json", "digits"), pa.large_string())
+_PRINTED = {"number": "digits", "json": "text"}
 _WHOLE = re.compile(rb"-?[0-9]+")
 _EXPECTED = {"document": "text was expected", "number": "the first rows of the dataset hold numbers"}
 _EXPECTED |= {"flag": "the first rows of the dataset hold booleans"}
@@ -138,8 +139,8 @@ class _JsonLinesReader(ShardReader):
                 known = kinds.get(name)
                 self._kinds[name] = "text" if known in (None, "null") else str(known)
             templates = [name for name in columns if template_of(name) is not None]
-            numbers = [name for name in physical_columns(templates) if self._kinds[name] == "number"]
-            self._kinds |= {text_name(name): "digits" for name in numbers}
+            printed = {name: _PRINTED.get(self._kinds[name]) for name in physical_columns(templates)}
+            self._kinds |= {text_name(name): kind for name, kind in printed.items() if kind}
 
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self.file, self.fmt):
@@ -301,9 +302,8 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
         else:
             table = _with_path_columns(table, own)
             numbers = [table.column(name[1:-1]).combine_chunks() for name in digits]
-            texts = list(map(number_text, numbers))
-            if table.num_rows == lines and None not in texts:
-                return pa.table([*table.columns, *texts], [*table.column_names, *digits])
+            if table.num_rows == lines and not any(pc.any(is_rounded(each)).as_py() for each in numbers):
+                return pa.table([*table.columns, *map(number_text, numbers)], [*table.column_names, *digits])
     return _parse_line_by_line(data, kinds, file, group)
 
 
@@ -356,7 +356,7 @@ def _line_shape(data: npt.NDArray[np.uint8]) -> tuple[int, bool]:
 def _parse_line_by_line(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.Table:
     """Any columns, blank lines, odd spacing, and errors that name the row; about a tenth of the speed."""
     columns: list[list[Any]] = [[] for _ in kinds]
-    plain = {name for name, kind in kinds.items() if kind != "digits" and "." not in name}
+    plain = {name for name in kinds if "." not in name and not name.startswith("{")}
     for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
         fields = _fields(line, file, row)
         for column, (name, kind) in zip(columns, kinds.items(), strict=True):
@@ -437,7 +437,7 @@ def _unmarked(piece: re.Match[bytes]) -> bytes:
 
 def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> Any:
     """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects."""
-    name = name[1:-1] if kind == "digits" else name
+    name = name[1:-1] if name.startswith("{") else name  # a column of `text_name`
     value = bytes(fields.get(name, b"null"))
     if value == b"null" and "." in name:
         *parts, last = name.split(".")
@@ -465,8 +465,7 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
     if kind in ("number", "digits") and first in "-0123456789NI":
         if kind == "number":
             return float(value)
-        number = column_of([float(value)])
-        return text if _WHOLE.fullmatch(value) else (number_text(number) or number.cast(_TYPES[kind]))[0].as_py()
+        return text if _WHOLE.fullmatch(value) else number_text(column_of([float(value)]))[0].as_py()
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")
