@@ -31,7 +31,8 @@ def show(
         Path | None, typer.Option("--ledger", metavar="DIR", help="Ledger of the run, to compare with.")
     ] = None,
     state: Annotated[
-        Path | None, typer.Option("--state", metavar="PATH", help="State of the run, or a folder of them, likewise.")
+        Path | None,
+        typer.Option("--state", metavar="PATH", help="State of the run, or a trainer's checkpoint, likewise."),
     ] = None,
     canonical_replicas: Lanes = None,
     flush_index: FlushIndex = None,

@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from functools import lru_cache
 
 import numpy as np
 import pyarrow as pa
@@ -173,12 +175,18 @@ def as_types(table: pa.Table, wanted: Mapping[str, pa.DataType], path: str, firs
 
 
 def sound_table(
-    table: pa.Table, columns: Sequence[str], text_column: str | None, path: str, first_row: int
+    table: pa.Table,
+    columns: Sequence[str],
+    text_column: str | None,
+    path: str,
+    first_row: int,
+    as_bytes: AbstractSet[str] = frozenset(),
 ) -> pa.Table:
     """`columns` of a decoded group in that order, validated, one chunk each, text as `large_string`.
 
     Strings of any Arrow kind become `large_string`, binary becomes `large_binary`, dictionaries their values, the text
-    column is `large_string` from any type that holds text; other types stay as they are. What is missing is null.
+    column is `large_string` from any type that holds text; other types stay as they are. What is missing is null. Text
+    `as_bytes` is not looked at.
     `first_row` is the group's first row in its shard.
 
     Raises:
@@ -189,7 +197,10 @@ def sound_table(
 
     def read(part: pa.Table, at: int) -> pa.Table:
         def sound(name: str) -> pa.Array:
-            return _sound(_column(part, name, path, at), name, name == text_column, path, at)
+            column = _column(part, name, path, at)
+            if name in as_bytes and types.is_large_string(column.type):
+                column = pa.chunked_array([chunk.view(pa.large_binary()) for chunk in column.chunks])
+            return _sound(column, name, name == text_column, path, at)
 
         arrays = []
         for name in columns:
@@ -240,6 +251,13 @@ def _shown_row(table: pa.Table, row: int) -> str:
         except (pa.ArrowException, UnicodeDecodeError, ValueError, TypeError):
             continue
     return shown_value("\n".join(shown))
+
+
+@lru_cache(maxsize=1024)
+def readings_in_full(name: str) -> tuple[tuple[str, ...], ...]:
+    """The keys for each way to read a dotted name, one below the other, the longest first."""
+    below = {top: readings_in_full(".".join(rest)) if rest else ((),) for top, rest in _readings(name)}
+    return tuple((top, *keys) for top, each in below.items() for keys in each)
 
 
 def _readings(name: str) -> list[tuple[str, list[str]]]:

@@ -83,9 +83,12 @@ class Engine:
         """
         topology, per_round = self._plan.topology, self._plan.topology.lanes_per_feed
         lanes = list(self.lanes.values())
-        for lane in lanes:
-            # One block per lane first: the first round must not wait for the full look-ahead of the first lanes.
-            lane.fill()
+        # In turn: the first round of all lanes must not wait for a second one of the first lanes.
+        wanting = lanes
+        while wanting:
+            for lane in wanting:
+                lane.begin()
+            wanting = [lane for lane in wanting if not lane.settle()]
         while True:
             for lane in lanes:
                 lane.advance()
