@@ -1,5 +1,8 @@
 """Text out of bytes and out of several columns."""
 
+import io
+import tarfile
+
 import pyarrow as pa
 import pytest
 
@@ -91,6 +94,32 @@ def test_texts_among_lists_of_json_lines_are_printed_without_quotes(tiny_tokeniz
     pipeline = Pipeline(StaticMixtureWorkSource(datasets=[dataset], shuffle_shards=False))
     pipeline = pipeline if where == "text_field" else pipeline.text_template(template)
     assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer) == {'x: a "b"', 'y: ["a", 1.10]'}
+
+
+def tar_of(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("kind", ["txt", "tar"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8"])
+def test_text_files_and_members_are_decoded_as_the_recipe_says(tiny_tokenizer, tmp_path, kind, encoding):
+    contents = {f"{n}.txt": f"no {n}: é".encode(encoding) for n in range(9)} | {"bad.txt": "é ".encode("latin-1")}
+    if kind == "tar":
+        tar_of(tmp_path / "a.tar", contents | {"x.json": b'{"text": "no member"}'})
+    else:
+        for name, content in contents.items():
+            (tmp_path / name).write_bytes(content)
+    field = "text" if kind == "txt" else "txt"
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_path("web", tmp_path, text_field=field)])
+    texts = texts_of(finished(Pipeline(source).decode_text("text", encoding), tiny_tokenizer), tiny_tokenizer)
+    bad = {"latin-1": "é ", "utf-8": "\ufffd ", "utf-16": "\u20e9"}[encoding]
+    assert texts == {f"no {n}: é" for n in range(9)} | {bad}
+    with pytest.raises(DataError, match=r"UTF-16|UTF-8" if encoding != "utf-8" else "not valid UTF-8"):
+        next(iter(finished(Pipeline(source), tiny_tokenizer)))
 
 
 @pytest.mark.parametrize("how", ["template", "tokenize"])

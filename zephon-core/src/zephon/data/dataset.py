@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -189,6 +189,7 @@ class Dataset:
         index_dir: Path | None = None,
         is_text: bool = True,
         optional: Mapping[str, str | None] = MappingProxyType({}),
+        encoded: Collection[str] = (),
         spans: Spans | None = None,
         skips: bool = False,
     ) -> OpenDataset:
@@ -203,6 +204,7 @@ class Dataset:
             index_dir: folder of the sidecar indexes; None scans anew.
             optional: those of `columns` that may be missing in files of JSON lines, where they are null then, and what
                 they hold where the first rows of files do not tell.
+            encoded: those that come as bytes where formats know by names alone that they are text.
             spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
             skips: damaged files count as files without rows and are told in `OpenDataset.lost`; damaged rows are marked
                 when read, see `zephon.columns.damage`.
@@ -229,6 +231,8 @@ class Dataset:
             spans = spans or Spans(None)
             sizes = catalog.shard_sizes.clip(max=WINDOW_BYTES) if catalog.sequential else catalog.group_length
             spans.require(self.name, int(sizes.max()))
+        if fmt.text_by_name:
+            kinds |= {name: "large_binary" for name in encoded if kinds.get(name) == "large_string"}
         plain = is_text and columns == [size_column] and template_of(size_column) is None
         files = ShardFiles(
             listing,

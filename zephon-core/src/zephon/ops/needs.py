@@ -15,7 +15,7 @@ from zephon.errors import PipelineError
 from zephon.ops.chat import RefuseUnused, TokenizeChat
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
-from zephon.ops.text import TextTemplate
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 
 
@@ -30,6 +30,7 @@ class Needs:
         optional: columns of the files that need not be there, and what they hold in JSON lines, as far as is known.
         encode: the tokenizing operator, with "auto" columns found.
         operators: the row operators, with what the columns tell them.
+        encoded: columns of the files whose bytes are decoded before anything else looks at them.
     """
 
     columns: dict[str, str]
@@ -38,6 +39,7 @@ class Needs:
     encode: Any
     operators: Sequence[RowOperator] = ()
     optional: Mapping[str, str | None] = field(default_factory=dict)
+    encoded: frozenset[str] = frozenset()
 
 
 def columns_needed(
@@ -120,7 +122,21 @@ def columns_needed(
     printed, operators = _with_templates(operators, present)
     exact = {name: text_name(renamed.get(name, name)) for name in printed}
     read |= {text_name(name): source for name, source in exact.items()}
-    return Needs(read, sized, False, encode, operators, {**optional, **dict.fromkeys(exact.values())})
+    optional |= dict.fromkeys(exact.values())
+    encoded = frozenset(renamed.get(name, name) for name in _encoded_columns(operators))
+    return Needs(read, sized, False, encode, operators, optional, encoded)
+
+
+def _encoded_columns(operators: Sequence[RowOperator]) -> list[str]:
+    """Columns that operators decode before others read them."""
+    encoded, seen = list[str](), set[str]()
+    for operator in operators:
+        if isinstance(operator, DecodeText) and operator.field not in seen:
+            encoded.append(operator.field)
+        if operator.columns is None or operator.makes is None:
+            break
+        seen.update(operator.columns, operator.makes)
+    return encoded
 
 
 def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:

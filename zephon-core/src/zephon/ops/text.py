@@ -35,7 +35,7 @@ class DecodeText(RowOperator):
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, "decode_text ")
         try:
-            b"a".decode(self.encoding)  # refuses codecs that are of no text, such as zlib
+            "a".encode(self.encoding)  # refuses codecs that are of no text, such as zlib
         except (LookupError, ValueError):
             raise PipelineError(
                 f"decode_text encoding is {self.encoding!r}; expected the name of a text encoding."

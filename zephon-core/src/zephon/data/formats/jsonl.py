@@ -27,7 +27,7 @@ import pyarrow.json
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
 from zephon.columns.template import is_rounded, number_text, template_of, text_name
-from zephon.data.columns import common_types, has_column, missing_column, physical_columns
+from zephon.data.columns import common_types, has_column, missing_column, physical_columns, readings_in_full
 from zephon.data.formats.base import Format, Group, Shard, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
@@ -235,7 +235,7 @@ def _later_keys(file: StoredFile, names: Sequence[str]) -> dict[str, str]:
     Only lines with the key in quotes are parsed, as it is or with what is not ASCII escaped: a key that is escaped in
     another way is not found.
     """
-    keys = {top for name in names for top in (name, name.split(".")[0])}
+    keys = {top for name in names for top, *_ in readings_in_full(name)}
     wanted = {
         json.dumps(key, ensure_ascii=escaped).encode("utf-8", "surrogatepass"): key
         for key in keys
@@ -311,11 +311,10 @@ def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
     """Each column as a key and, where it may be a path, below other keys; None where one lies inside of another."""
     schemas = [pa.schema([(name, _TYPES[kind]) for name, kind in kinds.items()])]
     for name, kind in kinds.items():
-        top, *parts = name.split(".")
-        below = _TYPES[kind]
-        for part in reversed(parts):
-            below = pa.struct([(part, below)])
-        if parts:
+        for top, *parts in readings_in_full(name)[1:]:
+            below = _TYPES[kind]
+            for part in reversed(parts):
+                below = pa.struct([(part, below)])
             schemas.append(pa.schema([(top, below)]))
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
@@ -325,13 +324,12 @@ def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
 
 def _with_path_columns(table: pa.Table, kinds: Kinds) -> pa.Table:
     """`table` with each path's column from where it is: a key of that name, or inside of objects."""
+    read = table
     for name in kinds:
         if "." in name:
-            below = table.column(name.split(".")[0])
-            for part in name.split(".")[1:]:
-                below = pc.struct_field(below, part)
+            found = [pc.struct_field(read.column(top), parts) for top, *parts in readings_in_full(name)[1:]]
             place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, pc.coalesce(table.column(name), below))
+            table = table.set_column(place, name, pc.coalesce(table.column(name), *found))
     return table
 
 
@@ -439,17 +437,17 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
     """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects."""
     name = name[1:-1] if name.startswith("{") else name  # a column of `text_name`
     value = bytes(fields.get(name, b"null"))
-    if value == b"null" and "." in name:
-        *parts, last = name.split(".")
+    for *parts, last in readings_in_full(name)[1:] if value == b"null" and "." in name else ():
+        inside = fields
         for place, part in enumerate(parts, 1):
-            inside = bytes(fields.get(part, b"null"))
-            if inside == b"null":
-                return None
-            if inside[:1] != b"{":
+            value = bytes(inside.get(part, b"null"))
+            if value[:1] not in (b"{", b"n"):
                 path = ".".join(parts[:place])
-                _refuse(file, row, f"holds {_named(inside)} in '{path}', where '{name}' needs an object", "repair it")
-            fields = _object(inside)
-        value = bytes(fields.get(last, b"null"))
+                _refuse(file, row, f"holds {_named(value)} in '{path}', where '{name}' needs an object", "repair it")
+            inside = _object(value) if value != b"null" else {}
+        value = bytes(inside.get(last, b"null"))
+        if value != b"null":
+            break
     if value == b"null":
         return None
     first = chr(value[0])
