@@ -19,7 +19,7 @@ format: setup
 	@.venv/bin/ruff format .
 
 bench: setup
-	@.venv/bin/python -m benchmarks.run throughput elastic
+	@.venv/bin/python -m benchmarks.run compare
 
 setup:
 	@scripts/setup

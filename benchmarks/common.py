@@ -29,6 +29,7 @@ class Setup:
         tokens: tokens of one measurement of throughput.
         seconds: seconds of one measurement that is taken in turns with others.
         threads: tokenizer threads.
+        rounds: turns of each loader, where loaders are compared.
         only: parts of a benchmark to run; all where empty.
     """
 
@@ -37,6 +38,7 @@ class Setup:
     tokens: float
     seconds: float
     threads: int
+    rounds: int = 5
     only: tuple[str, ...] = ()
 
     def wants(self, part: str) -> bool:

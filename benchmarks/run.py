@@ -1,7 +1,7 @@
 """Run benchmarks, all of them or by name, on one corpus.
 
     .venv/bin/python -m benchmarks.run [NAME ...] [--folder .zephon/bench] [--source-mb 100] [--tokens 400e6]
-                                       [--seconds 10] [--only PART ...]
+                                       [--seconds 10] [--rounds 5] [--only PART ...]
 
 Shared machines are noisy: what is compared is measured side by side within one run; look at the ratios.
 """
@@ -17,6 +17,7 @@ from benchmarks.common import Setup
 
 BENCHMARKS = {
     "throughput": "tokens per second, first batch and memory of one process",
+    "compare": "every other loader on the same work, each in an environment of its own",
     "curves": "what a token costs by lanes, sources, shards, documents, row groups, lengths, microbatches, threads",
     "elastic": "states, restores and seeks",
     "packing": "how full records are, and how fast they are made, per algorithm",
@@ -41,6 +42,7 @@ def main() -> None:
     parser.add_argument("--source-mb", type=int, default=100)
     parser.add_argument("--tokens", type=float, default=400e6)
     parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each loader in `compare`")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--only", nargs="*", default=[], metavar="PART", help="parts of a benchmark, by name")
     options = vars(parser.parse_args())

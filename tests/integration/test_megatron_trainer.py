@@ -65,6 +65,12 @@ def test_a_run_goes_on_and_evaluates_alike_at_other_numbers_of_ranks_and_again(m
         assert loss == pytest.approx(uninterrupted.validation[key], rel=1e-5)
 
 
+def test_the_command_takes_the_state_from_the_folder_of_an_iteration(megatron, uninterrupted):
+    states = megatron.folder / "base" / "model" / "dataloader" / f"iter_{SAVED:07d}"
+    shown = megatron.show(f"1-{STEPS}", "--state", states, "--ledger", megatron.folder / "base" / "ledger")
+    assert len(shown) == STEPS * BATCH and all(record["trained"] for record in shown)
+
+
 @pytest.mark.parametrize(
     "name, ranks, more",
     [

@@ -8,6 +8,7 @@ import pytest
 from zephon.run.ledger import compare
 
 pytest.importorskip("torchtitan")
+from support.forks import BATCH
 from support.torchtitan import SAVED, STEPS, Titan
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -51,6 +52,12 @@ def test_the_loaders_metrics_are_among_torchtitans_own(titan, uninterrupted):
     (events,) = (titan.folder / "base" / "tb").rglob("events.*")
     for name in METRICS:
         assert b"zephon/" + name in events.read_bytes()
+
+
+def test_the_command_takes_the_state_from_torchtitans_checkpoint(titan, uninterrupted):
+    checkpoint = titan.folder / "base" / "checkpoint" / f"step-{SAVED}"
+    shown = titan.show(f"1-{STEPS}", "--state", checkpoint, "--ledger", titan.folder / "base" / "ledger")
+    assert len(shown) == STEPS * BATCH and all(record["trained"] for record in shown)
 
 
 @pytest.mark.parametrize("ranks", [1, 4])

@@ -22,8 +22,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from typer.testing import CliRunner
 
 from support import train_tiny_tokenizer
+from zephon.cli.app import app
 from zephon.run.ledger import read_ledger
 
 BATCH, STEPS, SEQ = 8, 6, 64
@@ -85,6 +87,13 @@ class Runs:
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ":".join(filter(None, paths))},
         )
+
+    def show(self, steps: str, *more: str | Path) -> list[dict[str, Any]]:
+        """What `zephon show` prints of some steps; the tokenizer, sizes and recipe are those of the runs."""
+        sizes = ["--tokenizer", self.tokenizer, "--seq-len", SEQ, "--global-batch", BATCH, "--step", steps, "--json"]
+        result = CliRunner().invoke(app, ["show", *map(str, [self.recipe, *sizes, *more])])
+        assert result.exit_code == 0 and not result.stderr, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
 
     def order(self, ranks: int, args: list[str], *, env: dict[str, str] | None = None, **more: Any) -> Any:
         """Run the trainer on `ranks` ranks.

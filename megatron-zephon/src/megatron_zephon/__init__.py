@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megatron_zephon.provider import zephon_train_valid_test_datasets_provider
-    from megatron_zephon.states import prune_states
+    from megatron_zephon.states import prune_states, read_state
 
-__all__ = ["__version__", "prune_states", "zephon_train_valid_test_datasets_provider"]
+__all__ = ["__version__", "prune_states", "read_state", "zephon_train_valid_test_datasets_provider"]
 
 __version__ = "0.1.0"
 
-_MODULES = {"prune_states": "states", "zephon_train_valid_test_datasets_provider": "provider"}
+_MODULES = {"prune_states": "states", "read_state": "states", "zephon_train_valid_test_datasets_provider": "provider"}
 
 
 def __getattr__(name: str) -> Any:

@@ -173,6 +173,22 @@ def first_state(folders: list[Path], *, iteration: int) -> RunState | None:
     return None
 
 
+def read_state(path: str | os.PathLike[str]) -> list[RunState]:
+    """The state of the data of one iteration, for `Pipeline.restore`.
+
+    Args:
+        path: its folder (iter_0001000) in that of --dataloader-save, or a folder or file in it.
+
+    Raises:
+        CheckpointError: no complete state is there.
+    """
+    path = Path(path).absolute()
+    for folder in (path, *path.parents):
+        if name := _ITERATION.fullmatch(folder.name):
+            return find_state([folder.parent], iteration=int(name[1]), consumed=-1, fingerprint={})[0]
+    raise CheckpointError(f"{path} holds states of several iterations; name the folder of one, such as iter_0001000.")
+
+
 def _files(folder: Path) -> list[Path]:
     """The state files of an iteration, in a fixed order."""
     return [

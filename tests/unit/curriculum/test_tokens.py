@@ -84,6 +84,6 @@ def test_ratios_are_kept_in_the_index_and_measured_anew_where_anything_is_other(
     for _ in range(2):  # functions are not described by their source alone
         ratios(transform=lambda row: {"text": row["text"] * 2})
     assert len(measured) == 14
-    for kept in (tmp_path / "c/index").glob("*.figure"):
+    for kept in (tmp_path / "c/index").glob("*.result"):
         kept.write_bytes(kept.read_bytes()[:-1])
     assert ratios() == first and len(measured) == 16

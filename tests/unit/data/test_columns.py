@@ -60,6 +60,13 @@ def test_fields_of_structs_may_have_dots_in_their_names(tmp_path, suffix):
         rows_of(tmp_path, "m.c.d")
 
 
+@pytest.mark.parametrize("space", ["", " "], ids=["by Arrow", "line by line"])
+def test_keys_of_json_lines_may_have_dots_in_their_names(tmp_path, space):
+    rows = [{"m.a": {"b": "u"}}, {"m": {"a.b": "v"}}, {"m": {"a": {"b": "w"}}}, {"m.a.b": "x", "m": {"a.b": "no"}}, {}]
+    (tmp_path / "a.jsonl").write_text("".join(f"{space}{json.dumps(row)}\n" for row in rows))
+    assert rows_of(tmp_path, "m.a.b") == ["u", "v", "w", "x", None]
+
+
 def test_parquet_reads_the_wanted_leaf_of_a_struct_alone(tmp_path):
     meta = [{"text": "a" * 10, "blob": b"x" * 100_000}] * 4
     pq.write_table(pa.table({"meta": meta}), tmp_path / "a.parquet", compression="none", use_dictionary=False)

@@ -306,6 +306,25 @@ def test_a_card_may_name_a_folder_alone_and_what_it_says_in_vain_is_an_error(hub
         texts("hf://org/name/train")
 
 
+@pytest.mark.parametrize(
+    ("path", "card", "found"),
+    [
+        ("default/train", None, ["train.parquet", "default/train.parquet", "x/train.parquet"]),
+        ("x/train", None, ["x/train.parquet"]),
+        ("train", ".", ["train.parquet", "default/train.parquet", "x/train.parquet"]),
+        ("train", "./.", ["train.parquet", "default/train.parquet", "x/train.parquet"]),
+        ("default/train", "./x/.", ["x/train.parquet"]),
+        ("train", "y/../x", ["x/train.parquet"]),
+    ],
+)
+def test_the_configuration_of_a_repository_without_a_card_is_called_default(hub: Hub, shard, path, card, found):
+    names = ["train.parquet", "default/train.parquet", "x/train.parquet"]
+    repo = commit(hub, "org/name", dict.fromkeys(names, shard))
+    repo.card = {"configs": [{"config_name": "default", "data_dir": card}]} if card else None
+    listed = list_files(f"hf://org/name/{path}")
+    assert sorted(listed.names) == sorted(found)
+
+
 def test_what_the_hub_converted_serves_where_there_are_no_files_to_read(hub: Hub, shard):
     repo = commit(hub, "org/scripted", {"scripted.py": b"print()", "README.md": b"x"})
     with pytest.raises(DataError, match="the Hub has not converted it"):

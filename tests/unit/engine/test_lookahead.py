@@ -6,6 +6,7 @@ import pytest
 
 from zephon import Pipeline
 from zephon.columns.lane_start import LaneStart
+from zephon.engine.lane import LaneStream
 from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
@@ -50,3 +51,15 @@ def test_a_lane_reads_any_number_of_chunks(tiny_tokenizer):
     pipeline = Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer).pack_flat(7).batch(100)
     assert sum(len(batch) for batch in islice(pipeline, 20)) == 2000
     assert pipeline.checkpoint()["lanes"]["0"][2] > 600
+
+
+def test_the_first_round_waits_for_no_second_piece_of_any_lane(tiny_tokenizer, monkeypatch):
+    source = StaticMixtureWorkSource([Dataset.from_dict("d", {"text": ["a few words " * 30] * 2000})], chunk_size=500)
+    pipeline = Pipeline(source).options(canonical_replicas=LANES, global_batch=LANES)
+    pipeline = pipeline.tokenize(tiny_tokenizer).pack_flat(31).shuffle(64).batch(LANES)
+    handed, hand_out = [], LaneStream._hand_out
+    monkeypatch.setattr(LaneStream, "_hand_out", lambda lane: handed.append(lane._lane) or hand_out(lane))
+    engine = pipeline.compiled.engine({lane: (LaneStart(), 0) for lane in range(LANES)})
+    next(engine.rounds())
+    engine.close()
+    assert handed == [*range(LANES)]

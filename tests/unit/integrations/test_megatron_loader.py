@@ -24,6 +24,7 @@ from zephon import (
     TopologyError,
     ZephonError,
 )
+from zephon.cli.stream import read_states
 from zephon.io import Dataset
 from zephon.loader import evaluation_recipe
 from zephon.tokenizer.tokenizer import load_tokenizer
@@ -682,6 +683,13 @@ class TestStates:
         torch.save({"dataloader_state_dict": Code()}, target)
         with pytest.raises(CheckpointError, match="is damaged or cut short"):
             self.find(recipe, tiny_tokenizer, tmp_path)
+
+    def test_are_read_by_the_command_from_the_folder_of_an_iteration(self, recipe, tiny_tokenizer, tmp_path):
+        folder = self.save(tmp_path, recipe, tiny_tokenizer, 2)
+        for path in (folder, folder.parent, folder / "train_dataloader_dprank001.pt"):
+            assert self.lanes(read_states(path)) == [*range(BATCH)]
+        with pytest.raises(CheckpointError, match="name the folder of one, such as iter_"):
+            read_states(tmp_path)
 
     def test_are_pruned_where_their_model_is_gone(self, tmp_path):
         states, models = tmp_path / "states", tmp_path / "models"

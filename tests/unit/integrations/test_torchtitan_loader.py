@@ -1,6 +1,7 @@
 """TorchTitan's view of the data loader: config, batches, checks and state, without a trainer's run."""
 
 import json
+import pickle
 import sys
 import threading
 from dataclasses import replace
@@ -24,11 +25,13 @@ from zephon import (
     TopologyError,
     ZephonError,
 )
+from zephon.cli.stream import read_states
 from zephon.loader import Progress, keys_of
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 pytest.importorskip("torchtitan")
 import torch
+import torch.distributed.checkpoint as dcp
 from torchtitan.components.dataloader import ParallelAwareDataloader
 from torchtitan.components.loss import IGNORE_INDEX
 
@@ -536,8 +539,6 @@ class TestState:
 
     @pytest.mark.parametrize("prefix", ["", "file://"])
     def test_is_looked_for_where_the_trainer_will_load(self, tmp_path, prefix):
-        import torch.distributed.checkpoint as dcp
-
         checkpoint = SimpleNamespace(
             enable=True,
             folder=f"{prefix}{tmp_path}/checkpoint",
@@ -569,13 +570,44 @@ class TestState:
         assert look_ahead(view, 8).absent
 
     def test_says_how_many_lanes_a_run_has_that_goes_on(self, recipe, tokenizer, tmp_path):
-        import torch.distributed.checkpoint as dcp
-
         first = Trainer(config(recipe, canonical_replicas=4), tokenizer).dataloader
         dcp.save({"dataloader": first.state_dict()}, checkpoint_id=tmp_path / "checkpoint" / "step-2", no_dist=True)
         checkpoint = SimpleNamespace(enable=True, folder="checkpoint", load_step=-1, exclude_from_loading=[])
         second = Trainer(config(recipe), tokenizer, checkpoint=checkpoint, dump_folder=str(tmp_path)).dataloader
         assert sum(key.startswith("lane_") for key in second.state_dict()) == 4
+
+    @pytest.mark.parametrize("more", ["", HELD])
+    def test_is_read_by_the_command_from_a_checkpoint(self, recipe, tokenizer, tmp_path, more):
+        recipe.write_text(more + recipe.read_text())
+        saved, _ = self.saved(recipe, tokenizer, 2, 2)
+        dcp.save({"dataloader": saved, "norm.weight": torch.ones(3), "step": 3}, checkpoint_id=tmp_path, no_dist=True)
+        (state,) = read_states(tmp_path)
+        assert state == from_keys(saved)[0]
+
+    def test_is_not_looked_for_in_code_or_damage(self, recipe, tokenizer, tmp_path):
+        dcp.save({"norm.weight": torch.ones(3)}, checkpoint_id=tmp_path, no_dist=True)
+        with pytest.raises(CheckpointError, match="holds no state of Zephon"):
+            read_states(tmp_path)
+
+        class Code:
+            def __reduce__(self):
+                return pytest.fail, ("unpickled",)
+
+        for content in (
+            pickle.dumps(Code()),
+            pickle.dumps([torch.load]),
+            (tmp_path / ".metadata").read_bytes()[:90],
+            b"",
+        ):
+            (tmp_path / ".metadata").write_bytes(content)
+            with pytest.raises(CheckpointError, match="is no checkpoint that can be read"):
+                read_states(tmp_path)
+
+    def test_without_the_package_says_what_is_missing(self, monkeypatch, tmp_path):
+        (tmp_path / ".metadata").touch()
+        monkeypatch.setitem(sys.modules, "torchtitan_zephon", None)
+        with pytest.raises(CheckpointError, match="expected torchtitan_zephon and what it needs to be installed here"):
+            read_states(tmp_path)
 
 
 class TestSkippedSteps:

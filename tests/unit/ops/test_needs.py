@@ -116,3 +116,10 @@ def test_a_column_that_no_row_has_is_refused_before_the_run(tmp_path, tiny_token
     path = written(tmp_path, [{"text": 'It says "lang" here.'}] * 90, note='"lang"')
     with pytest.raises(PipelineError, match=r'filter.* needs the column "lang", which is not there'):
         next(iter(finished(pipeline_over(path).filter("lang == 'fi'"), tiny_tokenizer)))
+
+
+def test_a_warning_about_the_files_of_a_dataset_is_logged_once(tmp_path, tiny_tokenizer, caplog):
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text('{"text": "one"}\n' * 100)
+    finished(pipeline_over(tmp_path).filter("text != 'two'"), tiny_tokenizer).explain()
+    assert caplog.text.count("holds the splits") == 1

@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from zephon import Pipeline, PipelineError
+from zephon import DataError, Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import Rows
@@ -117,6 +117,18 @@ def test_columns_of_another_type_are_refused_before_the_first_batch(tiny_tokeniz
         Pipeline(source).pretokenized(loss="a", labels="b")
     with pytest.raises(PipelineError, match="needs tokenizer_id"):
         Pipeline(source).pretokenized(special_tokens="eos")
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "table"])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_column_of_text_that_is_named_as_ids_is_refused_before_the_first_batch(tmp_path, kind, on_error):
+    (tmp_path / "a.jsonl").write_text('{"text": "words"}\n' * 100)
+    table = Dataset.from_dict("a", {"text": ["words"] * 100})
+    dataset = table if kind == "table" else Dataset.from_path("a", tmp_path)
+    pipeline = Pipeline(StaticMixtureWorkSource([dataset])).options(on_error=on_error, error_budget=1.0)
+    refused = r'pretokenized cannot use any of the .* rows tried.*row 0: "text" is no list of whole numbers'
+    with pytest.raises(DataError, match=refused):
+        pipeline.pretokenized("text").pack_flat(7).batch(1).explain()
 
 
 def test_a_single_column_of_text_is_not_taken_for_token_ids(tmp_path):

@@ -1,5 +1,8 @@
 """Text out of bytes and out of several columns."""
 
+import io
+import tarfile
+
 import pyarrow as pa
 import pytest
 
@@ -50,6 +53,73 @@ def test_templates_print_numbers_of_json_lines_as_their_files_have_them(tiny_tok
     assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer) == {f"a {n}" for n in ids[:2]}
     assert {frozenset(row) for row in seen} == {frozenset(["text", "title", "id"])}
     assert {type(row["id"]) for row in seen} == {float}
+
+
+JSON_VALUES = [
+    ("1.10", "1.1"),  # as Python prints what its json module reads
+    ("10000000000", "10000000000"),
+    ("-0.5", "-0.5"),
+    ("20000000000.0", "20000000000"),
+]
+
+
+def same(row):
+    return dict(row)
+
+
+@pytest.mark.parametrize("function", [same, lambda table: table, None], ids=["map", "batches", "none"])
+def test_numbers_of_json_lines_that_came_through_a_function_are_printed_as_whole_numbers(
+    tiny_tokenizer, tmp_path, function
+):
+    lines = "".join(f'{{"n": {written}}}\n' for written, _ in JSON_VALUES * 20)
+    (tmp_path / "a.jsonl").write_text(lines + '{"n": 9007199254740993}\n')
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_path("web", tmp_path)], shuffle_shards=False)
+    pipeline = Pipeline(source)
+    if function is not None:
+        pipeline = (pipeline.map_transform if function is same else pipeline.map_batches)(function)
+    pipeline = pipeline.text_template("x {n}", into="m").text_template("{m} {n}")
+    pipeline = finished(pipeline, tiny_tokenizer, on_error="skip", error_budget=0.5)
+    texts = texts_of(pipeline, tiny_tokenizer)
+    large = set() if function else {"9007199254740993"}  # a float cannot tell it from its neighbour
+    assert texts == {f"x {n} {n}" for n in {text for _, text in JSON_VALUES} | large}
+    assert (pipeline.mixture()["web"].failed > 0) == (function is not None)
+
+
+@pytest.mark.parametrize("where", ["template", "text_field"])
+def test_texts_among_lists_of_json_lines_are_printed_without_quotes(tiny_tokenizer, tmp_path, where):
+    rows = ['{"note": "a \\"b\\"", "t": "x"}\n', '{"note": ["a", 1.10], "t": "y"}\n']
+    (tmp_path / "a.jsonl").write_text("".join(rows * 40))
+    template = "{t}: {note}"
+    dataset = Dataset.from_path("web", tmp_path, text_field=template if where == "text_field" else None)
+    pipeline = Pipeline(StaticMixtureWorkSource(datasets=[dataset], shuffle_shards=False))
+    pipeline = pipeline if where == "text_field" else pipeline.text_template(template)
+    assert texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer) == {'x: a "b"', 'y: ["a", 1.10]'}
+
+
+def tar_of(path, members):
+    with tarfile.open(path, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("kind", ["txt", "tar"])
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-16", "utf-8"])
+def test_text_files_and_members_are_decoded_as_the_recipe_says(tiny_tokenizer, tmp_path, kind, encoding):
+    contents = {f"{n}.txt": f"no {n}: é".encode(encoding) for n in range(9)} | {"bad.txt": "é ".encode("latin-1")}
+    if kind == "tar":
+        tar_of(tmp_path / "a.tar", contents | {"x.json": b'{"text": "no member"}'})
+    else:
+        for name, content in contents.items():
+            (tmp_path / name).write_bytes(content)
+    field = "text" if kind == "txt" else "txt"
+    source = StaticMixtureWorkSource(datasets=[Dataset.from_path("web", tmp_path, text_field=field)])
+    texts = texts_of(finished(Pipeline(source).decode_text("text", encoding), tiny_tokenizer), tiny_tokenizer)
+    bad = {"latin-1": "é ", "utf-8": "\ufffd ", "utf-16": "\u20e9"}[encoding]
+    assert texts == {f"no {n}: é" for n in range(9)} | {bad}
+    with pytest.raises(DataError, match=r"UTF-16|UTF-8" if encoding != "utf-8" else "not valid UTF-8"):
+        next(iter(finished(Pipeline(source), tiny_tokenizer)))
 
 
 @pytest.mark.parametrize("how", ["template", "tokenize"])

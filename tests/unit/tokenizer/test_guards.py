@@ -34,6 +34,7 @@ from support.tokenizer_data import (
     split_then,
 )
 from zephon.errors import TokenizerError
+from zephon.tokenizer import backends
 from zephon.tokenizer.choice import choose
 from zephon.tokenizer.guards import byte_alphabet, refusal, regex_refusal
 from zephon.tokenizer.tokenizer import load_tokenizer
@@ -215,8 +216,16 @@ def test_a_missing_library_is_passed_over(tmp_path: Path, monkeypatch: pytest.Mo
     save(tmp_path, gpt2())
     for missing, remaining in (("fastokens", "gigatoken"), ("gigatoken.gigatoken_rs", "tokenizers")):
         choose.cache_clear()
+        backends._loaded.cache_clear()
         monkeypatch.setitem(sys.modules, missing, None)
-        assert load_tokenizer(tmp_path).backend == remaining
+        assert load_tokenizer(tmp_path, index_dir=tmp_path / "index").backend == remaining
+    # A library that does not load may be mended by the next start, so the choice without it is not kept.
+    monkeypatch.undo()
+    choose.cache_clear()
+    assert load_tokenizer(tmp_path, index_dir=tmp_path / "index").backend == "fastokens"
+    monkeypatch.setitem(sys.modules, "fastokens", None)
+    choose.cache_clear()
+    backends._loaded.cache_clear()
     with pytest.raises(TokenizerError, match="'fastokens' is not fit"):
         load_tokenizer(tmp_path, backend="fastokens")
     choose.cache_clear()

@@ -2,11 +2,16 @@
 
 import json
 import pickle
+import re
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from tokenizers import Tokenizer
+from tokenizers.decoders import Decoder
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from support.tokenizer_data import END, add_token, gpt2, llama2, save
 from zephon.errors import TokenizerError
@@ -85,6 +90,19 @@ def test_a_tokenizer_object_is_the_tokenizer_that_it_would_save(tmp_path: Path) 
     assert load_tokenizer(copied).vocab_size == len(fast) == 1502
     assert str(copied).startswith("TokenizersBackend object ")
     assert Tokenize(fast) == Tokenize(fast) and TokenizeChat(plain) != TokenizeChat(fast)
+
+
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer", "decoder"])
+@pytest.mark.parametrize("wraps", [False, pytest.param(True, marks=pytest.mark.frameworks)])
+def test_an_object_with_a_part_in_python_is_refused_in_one_sentence(tmp_path: Path, part: str, wraps: bool) -> None:
+    folder = save(tmp_path / "saved", gpt2())
+    tokenizer: Any = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    if wraps:
+        transformers = pytest.importorskip("transformers")
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    own = {"pre_tokenizer": PreTokenizer, "normalizer": Normalizer, "decoder": Decoder}[part].custom(object())
+    setattr(getattr(tokenizer, "backend_tokenizer", tokenizer), part, own)
+    assert re.search("cannot be saved .*cannot be serialized.*; expected one whose parts", error_of(tokenizer))
 
 
 @pytest.mark.parametrize("other", [7, None, ["gpt2"], object(), SimpleNamespace(encode=len)])

@@ -8,6 +8,7 @@
     trainer_view    settings of the trainer that it does not pass to its loader, above all the global batch
     checks          start-up checks
     checkpointing   the state in TorchTitan's distributed checkpoint
+    saved           the state in a checkpoint on disk, for the command
     metrics         metrics of the loader among TorchTitan's own
     config_registry configs to launch: --module torchtitan_zephon --config llama3_debugmodel_zephon
     cpu_train       a launcher for machines without a GPU; nothing imports it
@@ -22,12 +23,18 @@ if TYPE_CHECKING:
     from torchtitan_zephon.config import Source
     from torchtitan_zephon.loader import ZephonDataLoader
     from torchtitan_zephon.metrics import ZephonMetricsProcessor
+    from torchtitan_zephon.saved import read_state
 
-__all__ = ["Source", "ZephonDataLoader", "ZephonMetricsProcessor", "__version__"]
+__all__ = ["Source", "ZephonDataLoader", "ZephonMetricsProcessor", "__version__", "read_state"]
 
 __version__ = "0.1.0"
 
-_MODULES = {"Source": "config", "ZephonDataLoader": "loader", "ZephonMetricsProcessor": "metrics"}
+_MODULES = {
+    "Source": "config",
+    "ZephonDataLoader": "loader",
+    "ZephonMetricsProcessor": "metrics",
+    "read_state": "saved",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,6 +9,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -131,11 +132,20 @@ def _combine(fill_steps: int | None) -> Callable[[bool], bool]:
 
 
 def read_states(path: Path) -> list[Any]:
-    """The states of all ranks that `write_state` left in a folder, or that in a file.
+    """The states of all ranks in a folder, as `write_state` left them, or in a trainer's checkpoint, or that in a file.
 
     Raises:
         CheckpointError: states are missing, or one cannot be read.
     """
+    for package, pattern in (("torchtitan_zephon", ".metadata"), ("megatron_zephon", "**/train_dataloader_*.pt")):
+        if path.suffix == Path(pattern).suffix == ".pt" or any(path.glob(pattern)):
+            try:
+                return list(import_module(package).read_state(path))
+            except ImportError as error:
+                raise CheckpointError(
+                    f"{path} is a checkpoint of a trainer; expected {package} and what it needs to be installed here "
+                    f"({error}). Install them, or run the command where the trainer runs."
+                ) from None
     states = []
     for file in [path] if path.is_file() else sorted(path.glob("*.json")):
         try:
@@ -144,7 +154,10 @@ def read_states(path: Path) -> list[Any]:
             reason = error.strerror if isinstance(error, OSError) else "it is not JSON"
             raise CheckpointError(f"{file}: the state cannot be read: {reason}.") from None
     if not states:
-        raise CheckpointError(f"{path} holds no states; expected a folder with those (*.json) of --checkpoint.")
+        raise CheckpointError(
+            f"{path} holds no states; expected a folder with those (*.json) of --checkpoint, "
+            "TorchTitan's checkpoint of a step, or a folder iter_* of Megatron's --dataloader-save."
+        )
     return states
 
 

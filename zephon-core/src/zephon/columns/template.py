@@ -46,20 +46,24 @@ def template_of(name: str) -> Template | None:
 
 
 def text_name(column: str) -> str:
-    """The column that holds the text of a column of numbers, exactly as its file writes them, where there is one."""
+    """The column that holds the text of a column of JSON as templates print it: numbers as the file writes them, texts
+    without quotes also where others are lists or objects."""
     return f"{{{column}}}"
 
 
-def number_text(values: pa.Array) -> pa.Array | None:
-    """float64 as text, whole numbers without an exponent; None where one has 2**53 or more, and may be another."""
-    size = pc.abs(values)
-    most = pc.max(size).as_py() or 0
-    text = values.cast(pa.large_string())
-    if most < 1e10:  # from here on Arrow prints an exponent
+def number_text(values: pa.Array) -> pa.Array:
+    """float64 as text, whole numbers below 2**53 without an exponent."""
+    size, text = pc.abs(values), values.cast(pa.large_string())
+    if (pc.max(size).as_py() or 0) < 1e10:  # from here on Arrow prints an exponent
         return text
-    whole = pc.and_(pc.equal(pc.floor(values), values), pc.greater_equal(size, 1e10))
+    whole = reduce(pc.and_, [pc.equal(pc.floor(values), values), pc.greater_equal(size, 1e10), pc.less(size, 2.0**53)])
     digits = pc.if_else(whole, values, 0.0).cast(pa.int64(), safe=False).cast(pa.large_string())
-    return pc.if_else(whole, digits, text) if most < 2.0**53 else None
+    return pc.if_else(whole, digits, text)
+
+
+def is_rounded(values: pa.Array) -> pa.BooleanArray:
+    """Which float64 may be those of other whole numbers, of 2**53 or more."""
+    return pc.and_(pc.greater_equal(pc.abs(values), 2.0**53), pc.is_finite(values))
 
 
 def fill_in(template: Template, columns: Mapping[str, pa.Array]) -> pa.Array:

@@ -102,7 +102,7 @@ class RowSettings:
     text_template: Prose | None = key(
         None, 'Template of the document\'s text over several columns, such as "# {title}\\n\\n{body}".'
     )
-    text_encoding: Name | None = key(None, "Encoding of a text column of bytes.")
+    text_encoding: Name | None = key(None, "Encoding of a column of bytes, of text files or of text in tar archives.")
     documents: Literal["text", "chat", "tokens"] = key(
         "text", 'Content of the rows: "text", "chat" (conversations) or "tokens" (token ids).'
     )

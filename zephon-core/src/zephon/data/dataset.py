@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -172,7 +172,8 @@ class Dataset:
             size_column = next(iter(first))
         found, is_loose = dict(first), any(kind is not None for kind in first.values())
         while size_column:
-            _, _, _, kinds, _ = self._scanned(size_column, index_dir, False, lost=[] if skips else None, spans=spans)
+            lost: list[LostShard] | None = [] if skips else None
+            *_, kinds, _ = self._scanned(size_column, index_dir, False, lost=lost, spans=spans, warns=False)
             paths = () if is_loose else physical_columns([size_column])
             found |= {name: kind if is_loose else None for name, kind in kinds.items() if name not in {*found, *paths}}
             late = [name for name in physical_columns(named) if is_loose and not has_column(name, found)]
@@ -188,6 +189,7 @@ class Dataset:
         index_dir: Path | None = None,
         is_text: bool = True,
         optional: Mapping[str, str | None] = MappingProxyType({}),
+        encoded: Collection[str] = (),
         spans: Spans | None = None,
         skips: bool = False,
     ) -> OpenDataset:
@@ -202,6 +204,7 @@ class Dataset:
             index_dir: folder of the sidecar indexes; None scans anew.
             optional: those of `columns` that may be missing in files of JSON lines, where they are null then, and what
                 they hold where the first rows of files do not tell.
+            encoded: those that come as bytes where formats know by names alone that they are text.
             spans: fetches, and keeps, what lies in stores; shared by all datasets of the process.
             skips: damaged files count as files without rows and are told in `OpenDataset.lost`; damaged rows are marked
                 when read, see `zephon.columns.damage`.
@@ -228,6 +231,8 @@ class Dataset:
             spans = spans or Spans(None)
             sizes = catalog.shard_sizes.clip(max=WINDOW_BYTES) if catalog.sequential else catalog.group_length
             spans.require(self.name, int(sizes.max()))
+        if fmt.text_by_name:
+            kinds |= {name: "large_binary" for name in encoded if kinds.get(name) == "large_string"}
         plain = is_text and columns == [size_column] and template_of(size_column) is None
         files = ShardFiles(
             listing,
@@ -287,12 +292,13 @@ class Dataset:
         progress: Callable[[int, int, int, int], None] | None = None,
         lost: list[LostShard] | None = None,
         spans: Spans | None = None,
+        warns: bool = True,
     ) -> tuple[Format, Listing, Catalog, dict[str, str | None], str]:
         """Format, files, what is in each, columns with types (see `scan_shards`), and the path for messages."""
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
             some = listing.names[:: len(listing.names) // 10_000 + 1]
-            if len(splits := split_files(some)) > 1 and "train" in splits:
+            if warns and len(splits := split_files(some)) > 1 and "train" in splits:
                 _log.warning("'%s' holds the splits %s, and all are read; name files or a folder", path, [*splits])
             known_as = str(self.path) if is_remote(str(self.path)) else path
             shards, kinds = scan_shards(

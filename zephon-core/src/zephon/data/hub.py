@@ -11,6 +11,7 @@ of it. Endpoint, token and proxies are those of huggingface_hub (HF_ENDPOINT, HF
 from __future__ import annotations
 
 import os
+import posixpath
 from collections.abc import Callable, Collection, Iterable
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
@@ -126,9 +127,15 @@ def _found(repo: str, commit: str, files: _Files, chosen: Iterable[str]) -> Foun
     return Found(f"hf://datasets/{repo}@{commit}", found, commit)
 
 
+def _clean(path: str) -> str:
+    """A path or pattern in a repository without "." and ".."; "" for all of it."""
+    cleaned = posixpath.normpath(path.strip("/"))
+    return "" if cleaned == "." else cleaned
+
+
 def _below(files: Iterable[str], path: str, hidden: str = HIDDEN) -> list[str]:
     """The files of a path, folder or pattern."""
-    path = path.strip("/").removeprefix("./")
+    path = _clean(path)
     if path in files:
         return [path]
     folder, pattern = split_pattern(path)
@@ -144,11 +151,12 @@ def _own_files(repo: str, configs: Any, files: _Files, config: str | None, split
         config = config or next(iter(marked), None) or _usual(cards)
         if config not in cards:
             raise _refused(f"dataset '{repo}' needs one of its configurations in the path: {sorted(cards)}")
-        folder = str(cards[config].get("data_dir") or "").removeprefix("./").strip("/")
+        folder = _clean(str(cards[config].get("data_dir") or ""))
         if cards[config].get("data_files"):
             label = f"dataset '{repo}', configuration '{config}'"
             return readable_files(_by_card(label, cards[config]["data_files"], folder, files, split))
     else:
+        config = None if config == "default" else config  # the name of the only one, also beside a folder called so
         folders = {str(each) for name in files for each in PurePosixPath(name).parents if each.name == config}
         if len(folders) > 1:
             raise _refused(f"dataset '{repo}' has several folders named '{config}', {sorted(folders)[:5]}; {_USAGE}")
@@ -186,7 +194,7 @@ def _by_card(label: str, entries: Any, folder: str, files: _Files, split: str) -
     start = f"{folder}/" if folder else ""
     chosen = set[str]()
     for pattern in patterns[split]:
-        found, whole = _below(files, start + pattern, hidden="."), (start + pattern).removeprefix("./")
+        found, whole = _below(files, start + pattern, hidden="."), _clean(start + pattern)
         if MAGIC.search(pattern):
             # Of what matches only files, and hidden ones only where the pattern spells that out.
             spells = any(part.startswith((".", "__")) for part in whole.split("/"))

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from filelock import FileLock
 
@@ -48,7 +48,7 @@ INDEX_SCHEMA = pa.schema(
 _LISTING = pa.schema(
     {"name": pa.string(), "size": pa.int64(), "mtime_ns": pa.int64(), "key": pa.string(), "version": pa.string()}
 )
-_FIGURE = pa.schema({"figure": pa.float64()})
+_RESULT = pa.schema({"result": pa.string()})  # JSON
 _JOB_KEYS = (
     "ZEPHON_JOB_ID", "TORCHELASTIC_RUN_ID", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE",
     "SLURM_JOB_ID", "SLURM_STEP_ID", "OMPI_MCA_ess_base_jobid", "PMIX_NAMESPACE",
@@ -135,17 +135,20 @@ def job_listing(uri: str, index_dir: Path | None) -> Iterator[Listing]:
         yield listing
 
 
-def kept_figure(index_dir: Path | None, identity: list[object], measure: Callable[[], float]) -> float:
-    """What `measure` gives, which `identity` decides; one process of this node measures it, the others find it."""
+def kept_result(index_dir: Path | None, identity: list[object], compute: Callable[[], Any]) -> Any:
+    """What `compute` gives (JSON types), which `identity` decides: one process of a node computes it, others find it.
+
+    None is not kept.
+    """
     if index_dir is None:
-        return measure()
-    kept = index_dir / f"{_name([_VERSION, *identity])}.figure"
-    with _alone(kept, "every rank measures the tokens per row by itself"):
-        if (table := load_table(kept, _FIGURE)) is None:
-            figure = pa.py_buffer(np.array([measure()], dtype=np.float64))  # pa.array would import pandas
-            table = pa.table([pa.Array.from_buffers(pa.float64(), 1, [None, figure])], _FIGURE)
-            save_table(kept, table)
-        return float(table["figure"][0].as_py())
+        return compute()
+    kept = index_dir / f"{_name([_VERSION, *identity])}.result"
+    with _alone(kept, "every rank measures and checks by itself"):
+        if (table := load_table(kept, _RESULT)) is not None:
+            return json.loads(table["result"][0].as_py())
+        if (result := compute()) is not None:
+            save_table(kept, pa.table([string_array([json.dumps(result)])], _RESULT))
+        return result
 
 
 @contextmanager

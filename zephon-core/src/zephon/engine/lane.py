@@ -95,9 +95,10 @@ class LaneStream:
         # Rows on their way to the packer.
         self._lookahead_bytes = lookahead_bytes
         buffer = plan.shuffle.buffer_size // plan.topology.lanes if plan.shuffle else 0
-        # Text for twice as many records as are needed for the first one to be given out.
-        self._block_bytes = min(_FIRST_BLOCK_BYTES, 8 * plan.pack.record_length * max(1, buffer))
-        self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, lookahead_bytes // _BLOCKS_AHEAD))
+        # Text of the records that are needed for the first one to be given out.
+        self._first_bytes = min(3 * plan.pack.record_length * max(1, buffer), lookahead_bytes)
+        self._block_bytes = min(_FIRST_BLOCK_BYTES, 2 * self._first_bytes)
+        self._max_block_bytes = max(_FIRST_BLOCK_BYTES, min(_MAX_BLOCK_BYTES, self._first_bytes // 8))
         self._pieces = self._cut_into_pieces()
         if plan.readahead_bytes and runner.looks_ahead:
             self._pieces = self._announced(self._pieces, plan.readahead_bytes // len(plan.topology.owned_feeds))
@@ -130,8 +131,21 @@ class LaneStream:
             (self._rows, self._push),
         ]
 
+    def begin(self) -> None:
+        """Submit what a first round is likely to need and no more, in small blocks; at least one."""
+        self._hand_out()
+        while self._runner.looks_ahead and self._bytes_under_way < self._first_bytes and not self._exhausted:
+            self._hand_out()
+
+    def settle(self) -> bool:
+        """Process the work under way; whether the records of a round are ready or the lane has ended."""
+        while not self.has_round and any(queue for queue, _ in self._steps):
+            self._step()
+        return self.has_round
+
     def fill(self) -> bool:
         """Submit a piece of work if the look-ahead has room, or none is pending and no round ready; whether it did."""
+        self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, self._lookahead_bytes // _BLOCKS_AHEAD))
         # Ready records count too, so that they do not accumulate with a slow consumer.
         waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
         if self._exhausted or not (
@@ -145,13 +159,8 @@ class LaneStream:
     def advance(self) -> None:
         """Process finished work until the records of a round are ready or the lane has ended."""
         self._move_finished()
-        while self.ready < self._plan.topology.lanes_per_feed and not self.ended:
-            # The work in the last queues is the oldest; workers go on with the rest meanwhile.
-            for queue, step in self._steps:
-                if queue:
-                    step(queue.popleft())
-                    break
-            if queue is self._documents or queue is self._rows:  # a piece was taken, so another can be submitted
+        while not self.has_round:
+            if self._step():  # a piece was taken, so another can be submitted
                 self.fill()
             self._move_finished()
 
@@ -168,6 +177,19 @@ class LaneStream:
             missing -= len(block)
         self.ready -= count
         return RecordBlock.concat(parts)
+
+    @property
+    def has_round(self) -> bool:
+        """Whether the records of a round are ready, or none will follow."""
+        return self.ready >= self._plan.topology.lanes_per_feed or self.ended
+
+    def _step(self) -> bool:
+        """Process the oldest work, which is in the last queues, while workers go on; whether no records were there."""
+        for queue, step in self._steps:
+            if queue:
+                step(queue.popleft())
+                break
+        return queue is self._documents or queue is self._rows
 
     def _move_finished(self) -> None:
         # Without look-ahead, calls run when their result is requested, so they are left until needed.

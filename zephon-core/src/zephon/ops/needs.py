@@ -15,7 +15,7 @@ from zephon.errors import PipelineError
 from zephon.ops.chat import RefuseUnused, TokenizeChat
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
-from zephon.ops.text import TextTemplate
+from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 
 
@@ -30,6 +30,7 @@ class Needs:
         optional: columns of the files that need not be there, and what they hold in JSON lines, as far as is known.
         encode: the tokenizing operator, with "auto" columns found.
         operators: the row operators, with what the columns tell them.
+        encoded: columns of the files whose bytes are decoded before anything else looks at them.
     """
 
     columns: dict[str, str]
@@ -38,6 +39,7 @@ class Needs:
     encode: Any
     operators: Sequence[RowOperator] = ()
     optional: Mapping[str, str | None] = field(default_factory=dict)
+    encoded: frozenset[str] = frozenset()
 
 
 def columns_needed(
@@ -117,9 +119,24 @@ def columns_needed(
         read = {first: first}
     sized = read.get(encode.field) or next(iter(read.values()))
     optional = {read[name]: present.get(read[name]) for name in read if is_loose or not required[name]}
-    exact = {name: text_name(renamed.get(name, name)) for name in _printed_numbers(operators, present)}
+    printed, operators = _with_templates(operators, present)
+    exact = {name: text_name(renamed.get(name, name)) for name in printed}
     read |= {text_name(name): source for name, source in exact.items()}
-    return Needs(read, sized, False, encode, operators, {**optional, **dict.fromkeys(exact.values())})
+    optional |= dict.fromkeys(exact.values())
+    encoded = frozenset(renamed.get(name, name) for name in _encoded_columns(operators))
+    return Needs(read, sized, False, encode, operators, optional, encoded)
+
+
+def _encoded_columns(operators: Sequence[RowOperator]) -> list[str]:
+    """Columns that operators decode before others read them."""
+    encoded, seen = list[str](), set[str]()
+    for operator in operators:
+        if isinstance(operator, DecodeText) and operator.field not in seen:
+            encoded.append(operator.field)
+        if operator.columns is None or operator.makes is None:
+            break
+        seen.update(operator.columns, operator.makes)
+    return encoded
 
 
 def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:
@@ -134,17 +151,26 @@ def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:
     return named + [name for name in columns if name not in made]
 
 
-def _printed_numbers(operators: Sequence[RowOperator], present: Mapping[str, str | None]) -> set[str]:
-    """Columns of numbers in JSON, as their files have them, that text templates print."""
-    printed: set[str] = set()
-    made: set[str] = set()
-    for operator in operators:
+def _with_templates(
+    operators: Sequence[RowOperator], present: Mapping[str, str | None]
+) -> tuple[set[str], list[RowOperator]]:
+    """Columns of JSON that text templates print as their files have them, and the operators, with templates that learn
+    that numbers of JSON reach them as floats, behind a function."""
+    printed, made = set[str](), set[str]()
+    is_loose = any(kind is not None for kind in present.values())
+    chain, before = list(operators), list[int]()
+    for n, operator in enumerate(operators):
+        if isinstance(operator, TextTemplate):
+            before.append(n)
+            kinds = {name: present.get(name) for name in operator.columns if name not in made}
+            printed.update(name for name, kind in kinds.items() if kind in ("number", "json"))
         if operator.columns is None or operator.makes is None:
             break
-        if isinstance(operator, TextTemplate):
-            printed.update(name for name in operator.columns if present.get(name) == "number" and name not in made)
         made.update(operator.makes)
-    return printed
+    for n in range(len(chain)):
+        if isinstance(operator := chain[n], TextTemplate):
+            chain[n] = replace(operator, floats=is_loose and n not in before, last=n not in before[:-1])
+    return printed, chain
 
 
 def _may_hold(name: str, present: Iterable[str]) -> bool:

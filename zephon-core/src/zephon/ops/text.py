@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.arrow import column_of, one_chunk
-from zephon.columns.template import Template, fill_in, template_of, text_name
+from zephon.columns.arrow import column_of, one_chunk, true_mask
+from zephon.columns.template import Template, fill_in, is_rounded, number_text, template_of, text_name
 from zephon.config.keys import Column, Prose, check_keys, key
 from zephon.errors import PipelineError, RecipeError
 from zephon.ops.rows import FAILED, RowOperator, Rows, check_operator, each_row, require_columns, text_or_faults
@@ -35,7 +35,7 @@ class DecodeText(RowOperator):
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, "decode_text ")
         try:
-            b"a".decode(self.encoding)  # refuses codecs that are of no text, such as zlib
+            "a".encode(self.encoding)  # refuses codecs that are of no text, such as zlib
         except (LookupError, ValueError):
             raise PipelineError(
                 f"decode_text encoding is {self.encoding!r}; expected the name of a text encoding."
@@ -87,6 +87,10 @@ class TextTemplate(RowOperator):
     into: Column = key("text", "The column to make.")
     datasets: Sequence[str] | None = None
     """Names of the datasets to use it on, or None for all."""
+    floats: bool = key(False, decides_data=False)
+    """Numbers of JSON have come through a function: as floats, of which whole ones are printed as such."""
+    last: bool = key(True, decides_data=False)
+    """No later template prints what files have, see `text_name`."""
 
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, "text_template ")
@@ -117,11 +121,18 @@ class TextTemplate(RowOperator):
         for name in self.columns:
             exact = text_name(name)
             column = one_chunk(rows.table.column(exact if exact in rows.table.column_names else name))
+            if self.floats and pa.types.is_float64(column.type):
+                texts[name] = number_text(column)
+                for row in np.flatnonzero(true_mask(is_rounded(column)) & ~bad).tolist():
+                    why = "which may be another whole number, rounded to a float; write it as text in the function"
+                    rows.fail(row, self.label, f'column "{name}" holds {column[row]}, {why}')
+                    bad[row] = True
+                continue
             text = text_or_faults(rows, self.label, name, column, bad)
             if text is None:
                 raise PipelineError(f'{self.label}: column "{name}" holds {column.type}, which is no text.')
             texts[name] = text
         rows.set_column(self.into, fill_in(self.pieces, texts))
-        used = {text_name(name) for name in self.columns}
-        rows.table = rows.table.select([name for name in rows.table.column_names if name not in used])
+        if self.last:
+            rows.table = rows.table.select([name for name in rows.table.column_names if name != text_name(name[1:-1])])
         rows.keep(~bad)

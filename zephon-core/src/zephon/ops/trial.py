@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import pickle
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, zip_longest
 from typing import Any
@@ -154,7 +154,7 @@ _OF_STATE = (
 def check_operators(
     worker: DocumentWorker,
     names: Sequence[str],
-    samples: Sequence[Sample],
+    samples: Mapping[int, Sample],
     faults: FaultPolicy,
     *,
     compare: bool,
@@ -164,7 +164,7 @@ def check_operators(
 
     Args:
         worker: holds the operators.
-        names, samples: of the datasets, and some rows of each.
+        names, samples: of the datasets, and some rows of those with operators.
         faults: what happens to rows that cannot be used.
         compare: call the user's own functions several times; else once, for what is plainly wrong.
         sent_for: what sends operators to other processes, unless one of them is to stay; None where it is only those
@@ -179,8 +179,8 @@ def check_operators(
             would depend on how it is run.
     """
     notes: dict[str, str] = {}
-    for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
-        table, numbers = sample.table, sample.rows
+    for d, sample in samples.items():
+        name, table, numbers = names[d], sample.table, sample.rows
         for operator in worker.chains[d]:
             try:
                 rows = _applied(operator, table, faults.skips)

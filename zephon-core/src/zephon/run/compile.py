@@ -27,7 +27,7 @@ from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.plan import Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Encoder
 from zephon.ops.needs import Needs
@@ -38,7 +38,7 @@ from zephon.ops.tokenize import Tokenize
 from zephon.ops.trial import Sample, check_operators
 from zephon.ops.typing import Types, types_of
 from zephon.run.fingerprint import Content, check_fingerprint, describe_growth, fingerprint_of
-from zephon.run.inputs import measure_ratios, open_inputs, sample_texts
+from zephon.run.inputs import Inputs, check_documents, measure_ratios, open_inputs
 from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
@@ -193,7 +193,7 @@ def compile_pipeline(
     for operator in operators.rows:
         operator.identity()  # what objects carry now, before they have worked
     inputs = open_inputs(source, operators, options)
-    datasets, needs, samples, tokenizer = inputs.datasets, inputs.needs, inputs.samples, inputs.tokenizer
+    datasets, needs, tokenizer = inputs.datasets, inputs.needs, inputs.tokenizer
     topology = _with_feeds(topology, source, options, datasets)
     encoders, special = _encoders(operators, needs, tokenizer)
     locate = partial(_locate, [dataset.catalog for dataset in datasets])
@@ -202,14 +202,13 @@ def compile_pipeline(
         return DocumentWorker(chains, encoders, names, locate, options.faults)
 
     whole = worker(inputs.chains)
-    findings = _tried(whole, names, samples, operators, options)
-    if tokenizer is not None:
-        tokenizer.selfcheck(sample_texts(whole, samples))
+    findings = _tried(whole, names, inputs.samples, options)
     contents = {
         name: Content(dataset.catalog, need.size_column, _details(need, chain, encoder, special))
         for name, dataset, need, chain, encoder in zip(names, datasets, needs, inputs.chains, encoders, strict=True)
     }
     details = [(special, contents[name].details) for name in names]
+    check_documents(inputs, whole, details, options.cache.index_dir)
     ratios = measure_ratios(source, inputs, whole, tokens_per_row or {}, details, options.cache.index_dir)
     # Also of the runs before; while they are not known, no lane can be asked for, and any ratios will do.
     ratios_before = [run.tokens_per_row for run in earlier] or [ratios] * source.generations
@@ -220,8 +219,8 @@ def compile_pipeline(
         tokens_per_step=_tokens_per_step(operators, options),
         cuts=[run.cuts for run in earlier],
     )
-    before, after, types = _around_stateful(inputs.chains, samples)
     stateful = operators.stateful
+    before, after, types = _around_stateful(inputs) if stateful else ([], inputs.chains, [])
     workers = {
         "tokenize": next((op.parallelism for op in operators.encode if op.parallelism), default_workers()),
         "pack": options.pack_parallelism or operators.pack.parallelism or 1,
@@ -248,7 +247,7 @@ def compile_pipeline(
         finite=source.finite,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(names),
-        row_bytes=np.array([_row_bytes(*of) for of in zip(datasets, needs, samples, strict=True)]),
+        row_bytes=np.array([_row_bytes(inputs, d) for d in range(len(names))]),
         lookahead_bytes=options.prefetch_buffer_size
         or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
@@ -301,29 +300,35 @@ def _tokens_per_step(operators: Operators, options: Options) -> int | None:
 
 
 def _tried(
-    worker: DocumentWorker, names: Sequence[str], samples: Sequence[Sample], operators: Operators, options: Options
+    worker: DocumentWorker, names: Sequence[str], samples: Mapping[int, Sample], options: Options
 ) -> tuple[str, ...]:
-    """Try the row operators, and what comes out of them on the tokenizing ones; gives findings for people."""
-    if not operators.rows:
-        return ()
+    """Try the row operators, and what comes out of them on those that make tokens of anything but text, whose types say
+    little; gives findings for people."""
     sent_for = "isolate" if options.isolate else 'runner "process"' if options.runner == "process" else None
     compare = options.check_operators
     findings = check_operators(worker, names, samples, options.faults, compare=compare, sent_for=sent_for)
-    for d, (name, sample) in enumerate(zip(names, samples, strict=True)):
-        if worker.chains[d]:
-            try:
-                worker.count(d, sample.table)
-            except PipelineError as error:
-                raise PipelineError(f'dataset "{name}", after its operators: {error}') from error.__cause__
+    for d, sample in samples.items():
+        failed: list[tuple[int, str, str]] = []
+        try:
+            tokens = worker.count(d, sample.table, failed)
+        except PipelineError as error:
+            where = ", after its operators" if worker.chains[d] else ""
+            raise PipelineError(f'dataset "{names[d]}"{where}: {error}') from error.__cause__
+        if not tokens and 2 * len({place for place, _, _ in failed}) > len(sample.rows):
+            (place, kind, reason), rows = failed[0], f"any of the {len(sample.rows):,} rows tried before the run"
+            at = worker.describe(d, int(sample.rows[place]))
+            raise DataError(f"{kind} cannot use {rows}; the first, {at}: {reason}; name another column or repair it.")
     return findings
 
 
-def _row_bytes(dataset: OpenDataset, need: Needs, sample: Sample) -> float:
+def _row_bytes(inputs: Inputs, number: int) -> float:
     """Bytes per row of all columns that are read: the catalog tells of one, some rows of the others."""
+    dataset, need = inputs.datasets[number], inputs.needs[number]
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
     others = [name for name, source in need.columns.items() if source != need.size_column]
     if others:
-        row_bytes += sample.table.select(others).nbytes / max(1, sample.table.num_rows)
+        table = inputs.sample(number).table
+        row_bytes += table.select(others).nbytes / max(1, table.num_rows)
     return max(_LEAST_ROW_BYTES, row_bytes)
 
 
@@ -386,10 +391,10 @@ def _details(need: Needs, chain: Sequence[RowOperator], encoder: Encoder, specia
 
 
 def _around_stateful(
-    chains: Sequence[Sequence[RowOperator]], samples: Sequence[Sample]
+    inputs: Inputs,
 ) -> tuple[list[Sequence[RowOperator]], list[Sequence[RowOperator]], list[Types]]:
     """Per dataset, the operators before a stateful transform and those after it, and the types of what it gives; where
-    there is none, all are after.
+    it is for other datasets, all are after.
 
     Rows come out of a stateful transform as Python values, those of datasets that only pass it by, too, and get the
     types back that they had.
@@ -397,7 +402,7 @@ def _around_stateful(
     before: list[Sequence[RowOperator]] = []
     after: list[Sequence[RowOperator]] = []
     types: list[Types] = []
-    for chain, sample in zip(chains, samples, strict=True):
+    for d, chain in enumerate(inputs.chains):
         for n, operator in enumerate(chain):
             if isinstance(operator, StatefulTransform):
                 before.append(chain[:n])
@@ -407,5 +412,5 @@ def _around_stateful(
         else:
             before.append([])
             after.append(chain)
-            types.append(types_of(sample.table))
+            types.append(types_of(inputs.sample(d).table))
     return before, after, types

@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import metadata
 from typing import Any, Protocol
 
@@ -216,3 +218,26 @@ BACKENDS: dict[str, type[FastokensBackend] | type[GigatokenBackend] | type[Token
     "gigatoken": GigatokenBackend,
     "tokenizers": TokenizersBackend,
 }
+
+# By process, since a fork may happen meanwhile, and library: held while it loads, so that threads load one together.
+_loading: dict[tuple[int, str], threading.Lock] = {}
+
+
+def load_library(definition: TokenizerDefinition, name: str) -> Backend:
+    """A library with a tokenizer, one for all who ask for it in this process; libraries do not survive a fork."""
+    key = os.getpid(), name
+    with _loading.setdefault(key, threading.Lock()):
+        return _loaded(definition, *key)
+
+
+@lru_cache(maxsize=6)
+def _loaded(definition: TokenizerDefinition, _pid: int, name: str) -> Backend:
+    return BACKENDS[name](definition)
+
+
+def version_of(name: str) -> str:
+    """The version of a library, "" where it is not installed."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""

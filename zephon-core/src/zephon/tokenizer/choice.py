@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import platform
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
+from zephon.columns.progress import progress_of
+from zephon.data.index import kept_result
 from zephon.errors import TokenizerError
-from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded, TokenizersBackend
+from zephon.tokenizer.backends import (
+    BACKENDS,
+    Backend,
+    BackendFailure,
+    Encoded,
+    TokenizersBackend,
+    load_library,
+    version_of,
+)
 from zephon.tokenizer.cutting import joins_at_space
 from zephon.tokenizer.definition import TokenizerDefinition, Tree
 from zephon.tokenizer.guards import refusal
@@ -50,37 +64,68 @@ class Answers:
 
 @dataclass(frozen=True)
 class Choice:
-    """What the reference says about a tokenizer, and the library to use, with the reason against each one before it."""
+    """The library to use, and what the reference says about a tokenizer.
 
-    reference: TokenizersBackend
-    probes: Answers
+    Attributes:
+        name: of the library.
+        keeps_space: as for `cut_documents`.
+        spelled: special tokens that text can spell.
+        refusals: the reason against each library before this one.
+    """
+
+    name: str
     keeps_space: bool
-    backend: Backend
+    spelled: Sequence[str]
     refusals: Sequence[str] = ()
 
 
 # A training job builds a pipeline to train and others to validate, with one tokenizer: the checks need not run again.
 @lru_cache(maxsize=2)
-def choose(pid: int, definition: TokenizerDefinition, names: Sequence[str]) -> Choice:
-    """The first library that is fit, else the reference; by process, since libraries do not survive a fork."""
+def choose(_pid: int, definition: TokenizerDefinition, names: Sequence[str], index_dir: Path | None = None) -> Choice:
+    """The first library that is fit, else the reference.
+
+    Kept in `index_dir` for the same tokenizer and versions, unless a library failed to load: that may be mended.
+    """
+    choices: list[Choice] = []
+
+    def compute() -> dict[str, Any] | None:
+        with progress_of(lambda: f"checking {definition.label}"):
+            choice, is_lasting = _choose(definition, names)
+        choices.append(choice)
+        return asdict(choice) if is_lasting else None
+
+    digest = hashlib.sha256(definition.json.encode())
+    digest.update(definition.encoder_json.encode())
+    ends = definition.bos_token, definition.eos_token, definition.bos_id, definition.eos_id
+    versions = {name: version_of(name) for name in ("zephon-core", *BACKENDS)}
+    kept = kept_result(
+        index_dir, ["tokenizer", platform.machine(), versions, list(names), ends, digest.hexdigest()], compute
+    )
+    choice = choices[0] if choices else Choice(**kept)
+    if choice.spelled:
+        some = ", ".join(choice.spelled[:5])
+        _log.warning("%s: text can spell the special tokens %s", definition.label, some)
+    return choice
+
+
+def _choose(definition: TokenizerDefinition, names: Sequence[str]) -> tuple[Choice, bool]:
     tree = definition.tree()
     # The reference answers the probes while the first candidate loads, most of which is outside the GIL.
     with ThreadPoolExecutor(1, thread_name_prefix="zephon-tokenizer") as helper:
-        examined = helper.submit(examine, definition, tree)
-        backend, refusals = first_fit(definition, tree, names, lambda: [examined.result().probes])
-        choice = examined.result()
-    return replace(choice, backend=backend or choice.reference, refusals=refusals)
+        examined = helper.submit(_examine, definition, tree)
+        name, refusals, is_lasting = first_fit(definition, tree, names, lambda: [examined.result()[0]])
+        _, choice = examined.result()
+    return replace(choice, name=name, refusals=refusals), is_lasting
 
 
-def examine(definition: TokenizerDefinition, tree: Tree) -> Choice:
+def _examine(definition: TokenizerDefinition, tree: Tree) -> tuple[Answers, Choice]:
     """Load the reference, see that it and the file mean the same, and let it answer the probes."""
     try:
-        reference = TokenizersBackend(definition)
+        reference = cast(TokenizersBackend, load_library(definition, "tokenizers"))
         _check_ids(definition, tree, reference)
-        _check_look_alikes(definition, tree, reference)
-        probes = Answers.of("probe texts", probe_texts(tree), reference)
+        spelled = _check_look_alikes(definition, tree, reference)
         keeps_space = joins_at_space(lambda text: reference.encode_texts([text])[0])
-        return Choice(reference, probes, keeps_space, reference)
+        return probe_answers(tree, reference), Choice(reference.name, keeps_space, spelled)
     except BackendFailure as failure:
         raise TokenizerError(
             f"the tokenizer of {definition.label!r} does not work in tokenizers ({failure}); save it again with a "
@@ -88,28 +133,35 @@ def examine(definition: TokenizerDefinition, tree: Tree) -> Choice:
         ) from None
 
 
+def probe_answers(tree: Tree, reference: TokenizersBackend) -> Answers:
+    """The probes for a tokenizer, with the reference's answers."""
+    return Answers.of("probe texts", probe_texts(tree), reference)
+
+
 def first_fit(
     definition: TokenizerDefinition, tree: Tree, names: Sequence[str], checks: Callable[[], Sequence[Answers]]
-) -> tuple[Backend | None, list[str]]:
-    """The first library that may run this tokenizer and agrees with the reference, and the reasons against others.
+) -> tuple[str, list[str], bool]:
+    """The first library that may run this tokenizer and agrees with the reference, or that itself; the reasons against
+    others; whether all of them hold as long as versions do.
 
     `checks` gives what to compare it on, and is called when a library has loaded: the answers may still be on the way.
     """
     refusals: list[str] = []
+    is_lasting = True
     for name in names:
         reason = refusal(tree, name)
         if reason is not None:
             reason = f"not trusted with {reason}"
         else:
             try:
-                backend: Backend = BACKENDS[name](definition)
+                backend = load_library(definition, name)
                 reason = next((r for check in checks() if (r := check.difference(backend))), None)
             except BackendFailure as failure:
-                reason = str(failure)
+                reason, is_lasting = str(failure), False
             if reason is None:
-                return backend, refusals
+                return name, refusals, is_lasting
         refusals.append(f"{name}: {reason}")
-    return None, refusals
+    return "tokenizers", refusals, is_lasting
 
 
 def _check_ids(definition: TokenizerDefinition, tree: Tree, reference: TokenizersBackend) -> None:
@@ -123,8 +175,8 @@ def _check_ids(definition: TokenizerDefinition, tree: Tree, reference: Tokenizer
             )
 
 
-def _check_look_alikes(definition: TokenizerDefinition, tree: Tree, reference: TokenizersBackend) -> None:
-    """Text must not become the tokens that separate documents; other special tokens that it can become are logged."""
+def _check_look_alikes(definition: TokenizerDefinition, tree: Tree, reference: TokenizersBackend) -> list[str]:
+    """Text must not become the tokens that separate documents; gives the other special tokens that it can become."""
     unknown = tree["model"].get("unk_token")
     special = [t for t in tree["added_tokens"] if t["special"] and t["content"] not in ("", unknown)]
     ends = {definition.bos_token: definition.bos_id, definition.eos_token: definition.eos_id}
@@ -139,5 +191,4 @@ def _check_look_alikes(definition: TokenizerDefinition, tree: Tree, reference: T
                     "document could end itself; give the tokenizer a pre_tokenizer that splits such text."
                 )
             reached.append(token)
-    if reached:
-        _log.warning("%s: text can spell the special tokens %s", definition.label, ", ".join(reached[:5]))
+    return reached

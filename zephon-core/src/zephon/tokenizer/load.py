@@ -68,15 +68,20 @@ def portable_tokenizer(tokenizer: Any) -> TokenizerId:
     """A name as it is; the files of a tokenizer object of transformers or `tokenizers`; else TokenizerError."""
     if isinstance(tokenizer, str | os.PathLike | TokenizerCopy):
         return tokenizer
-    files: dict[str, bytes] = {}
-    if hasattr(tokenizer, "backend_tokenizer"):
-        with tempfile.TemporaryDirectory() as folder:
-            tokenizer.save_pretrained(folder)
-            paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
-            files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
-    elif callable(to_json := getattr(tokenizer, "to_str", None)):
-        files = {TOKENIZER: to_json().encode()}
-    kind = type(tokenizer).__name__
+    files, kind = dict[str, bytes](), type(tokenizer).__name__
+    try:
+        if hasattr(tokenizer, "backend_tokenizer"):
+            with tempfile.TemporaryDirectory() as folder:
+                tokenizer.save_pretrained(folder)
+                paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
+                files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
+        elif callable(to_json := getattr(tokenizer, "to_str", None)):
+            files = {TOKENIZER: to_json().encode()}
+    except Exception as error:  # of libraries, for parts written in Python
+        raise TokenizerError(
+            f"the tokenizer, an object of type {kind}, cannot be saved ({reason_of(error)}); expected one whose parts "
+            "are those of the library tokenizers."
+        ) from error
     if TOKENIZER not in files:
         shown = f"an object of type {kind}" if hasattr(tokenizer, "__dict__") else repr(tokenizer)
         raise TokenizerError(f"the tokenizer is {shown}; expected {_EXPECTED}.")

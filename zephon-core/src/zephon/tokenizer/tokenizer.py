@@ -7,8 +7,10 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, cast
 
 import msgspec
@@ -17,8 +19,16 @@ import pyarrow as pa
 
 from zephon.columns.arrow import byte_lengths, one_chunk
 from zephon.errors import TokenizerError
-from zephon.tokenizer.backends import BACKENDS, Backend, BackendFailure, Encoded, TokenizersBackend
-from zephon.tokenizer.choice import FAST, Answers, Choice, choose, examine, first_fit
+from zephon.tokenizer.backends import (
+    BACKENDS,
+    Backend,
+    BackendFailure,
+    Encoded,
+    TokenizersBackend,
+    load_library,
+    version_of,
+)
+from zephon.tokenizer.choice import FAST, Answers, Choice, choose, first_fit, probe_answers
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
 from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
 from zephon.tokenizer.load import TokenizerId, find_tokenizer
@@ -26,11 +36,9 @@ from zephon.tokenizer.load import TokenizerId, find_tokenizer
 SAMPLE_BYTES = 128 << 10  # of the user's documents; the reference needs about 20 ms for them
 
 _log = logging.getLogger("zephon.tokenizer")
-# By process: held while libraries load, so that threads that start together load one. A fork may happen meanwhile.
-_loading: dict[int, threading.Lock] = {}
 
 
-def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Tokenizer:
+def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto", index_dir: Path | None = None) -> Tokenizer:
     """Load a tokenizer and choose the library that runs it.
 
     Args:
@@ -38,6 +46,7 @@ def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Token
             fast tokenizer of transformers or a `tokenizers.Tokenizer`, of which a copy is taken.
         backend: "auto" takes the first of fastokens, gigatoken and tokenizers that is trusted with this kind of
             tokenizer and gives the ids of `tokenizers` on some 2,000 probe texts, and logs which; a name insists.
+        index_dir: folder that keeps the choice for later starts; None chooses anew.
 
     Raises:
         TokenizerError: it cannot be found, read or used, or the backend insisted on is not fit for it.
@@ -46,18 +55,20 @@ def load_tokenizer(tokenizer_id: TokenizerId, *, backend: str = "auto") -> Token
         raise TokenizerError(f"tokenizer backend is {backend!r}; expected 'auto', {', '.join(map(repr, BACKENDS))}.")
     started = time.perf_counter()
     definition = read_definition(find_tokenizer(tokenizer_id))
-    choice = choose(os.getpid(), definition, tuple(name for name in FAST if backend in ("auto", name)))
-    chosen = choice.backend
-    if backend not in ("auto", chosen.name):
+    choice = choose(os.getpid(), definition, tuple(name for name in FAST if backend in ("auto", name)), index_dir)
+    if backend not in ("auto", choice.name):
         raise TokenizerError(
             f"tokenizer backend {backend!r} is not fit for {definition.label!r} ({choice.refusals[0]}); use backend "
             "'auto'."
         )
-    slow = backend == "auto" and chosen.name == "tokenizers"  # by a factor of 50
+    tokenizer = Tokenizer(definition, choice, insisted=backend != "auto")
+    # Beside what comes next: libraries load outside the GIL.
+    threading.Thread(target=tokenizer.load_library, name="zephon-tokenizer").start()
+    slow = backend == "auto" and choice.name == "tokenizers"  # by a factor of 50
     took, reasons = time.perf_counter() - started, "".join(f"; not with {reason}" for reason in choice.refusals)
-    message = f"{definition.label}: tokenizing with {chosen.name} {chosen.version} ({took:.2f} s){reasons}"
+    message = f"{definition.label}: tokenizing with {choice.name} {tokenizer.backend_version} ({took:.2f} s){reasons}"
     _log.log(logging.WARNING if slow else logging.INFO, "%s", message)
-    return Tokenizer(definition, choice, insisted=backend != "auto")
+    return tokenizer
 
 
 class Tokenizer:
@@ -78,8 +89,14 @@ class Tokenizer:
         self.bos_id, self.eos_id = definition.bos_id, definition.eos_id
         self.vocab_size = definition.vocab_size
         self.content_hash = definition.content_hash
-        self._libraries: dict[tuple[int, str], Backend] = {(os.getpid(), "tokenizers"): choice.reference}
-        self._use(choice.backend)
+        self._libraries: dict[tuple[int, str], Backend] = {}
+        self._checking = threading.Lock()
+        self.backend, self.backend_version = choice.name, version_of(choice.name)
+
+    def load_library(self) -> None:
+        """Load the library that encodes, which the first call of `encode` would wait for."""
+        with suppress(TokenizerError):  # which that call raises
+            self._library(self.backend)
 
     def encode(self, column: pa.Array) -> Encoded:
         """Token ids of every document of a column of text without nulls.
@@ -158,14 +175,20 @@ class Tokenizer:
         except BackendFailure as failure:
             raise TokenizerError(f"a text of {len(text)} characters cannot be tokenized ({failure}).") from None
 
-    def selfcheck(self, texts: Sequence[str]) -> None:
-        """Compare the backend with `tokenizers` on the first SAMPLE_BYTES of documents, before the first encode.
+    def selfcheck(self, texts: Sequence[str], nbytes: int = SAMPLE_BYTES) -> bool:
+        """Compare the backend with `tokenizers` on the first `nbytes` of documents, before the first encode.
 
         On a difference the next fit backend takes over, and the log says so; TokenizerError if it was insisted on.
+
+        Returns:
+            Whether they agree.
         """
-        sample = [] if self.backend == "tokenizers" else _sample(texts)
-        if not sample:
-            return
+        with self._checking:
+            return self._agrees(_sample(texts, nbytes))
+
+    def _agrees(self, sample: Sequence[str]) -> bool:
+        if self.backend == "tokenizers" or not sample:
+            return True
         try:
             answers = Answers.of("documents", sample, self._reference)
         except BackendFailure as failure:
@@ -175,19 +198,23 @@ class Tokenizer:
         except BackendFailure as failure:
             difference = str(failure)
         if difference is None:
-            return
+            return True
         if self._insisted:
             raise TokenizerError(f"tokenizer backend {self.backend!r} is not fit for these documents ({difference}).")
         tree = self._definition.tree()
-        probes = examine(self._definition, tree).probes
+        probes = probe_answers(tree, self._reference)
         later = FAST[FAST.index(self.backend) + 1 :]
-        chosen, _ = first_fit(self._definition, tree, later, lambda: [probes, answers])
+        chosen, _, _ = first_fit(self._definition, tree, later, lambda: [probes, answers])
         before = self.backend
-        self._use(chosen or self._reference)
+        self._use(self._library(chosen))
         _log.warning("%s: tokenizing with %s from now on, because %s", before, self.backend, difference)
+        return False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_libraries": {}}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_libraries", "_checking")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _libraries={}, _checking=threading.Lock())
 
     def __repr__(self) -> str:
         return f"Tokenizer({self._definition.label!r}, {self.backend} {self.backend_version}, {self.vocab_size} ids)"
@@ -221,15 +248,13 @@ class Tokenizer:
         """A library as it is loaded in this process."""
         key = os.getpid(), name
         if key not in self._libraries:
-            with _loading.setdefault(key[0], threading.Lock()):
-                if key not in self._libraries:
-                    try:
-                        self._libraries[key] = BACKENDS[name](self._definition)
-                    except BackendFailure as failure:
-                        raise TokenizerError(
-                            f"tokenizer backend {name!r} does not load in this process ({failure}); install the same "
-                            "packages for all workers."
-                        ) from None
+            try:
+                self._libraries[key] = load_library(self._definition, name)
+            except BackendFailure as failure:
+                raise TokenizerError(
+                    f"tokenizer backend {name!r} does not load in this process ({failure}); install the same "
+                    "packages for all workers."
+                ) from None
         return self._libraries[key]
 
 
@@ -251,11 +276,11 @@ def _validate(column: pa.Array) -> None:
         raise TokenizerError(f"encode got a column with invalid text ({error}); expected UTF-8.") from None
 
 
-def _sample(texts: Sequence[str]) -> list[str]:
-    """The first texts, cut short, of about SAMPLE_BYTES together."""
-    sample, left = [], SAMPLE_BYTES
+def _sample(texts: Sequence[str], nbytes: int) -> list[str]:
+    """The first texts, cut short, of about `nbytes` together."""
+    sample, left = [], nbytes
     for text in texts:
-        sample.append(text[: min(left, SAMPLE_BYTES // 4)])
+        sample.append(text[: min(left, nbytes // 4)])
         left -= len(sample[-1].encode("utf-8", "replace"))
         if left <= 0:
             break

@@ -144,6 +144,7 @@ class Format:
         found_by_name: whether a file's name says that it is of this format; else it must be named with `fmt`.
         companion: what must lie beside a file for it to be found from its name, for messages.
         is_fallback: its files count only where there are none of another format.
+        text_by_name: names say what is text, in an encoding that nobody knows: `kinds` may ask for its bytes.
     """
 
     name: str
@@ -151,6 +152,7 @@ class Format:
     found_by_name: bool = True
     companion: str = ""
     is_fallback: bool = False
+    text_by_name: bool = False
 
     def claims(self, name: str, beside: AbstractSet[str]) -> bool:
         """Whether a file is of this format by its name, and by the names of the files of its dataset."""
@@ -208,13 +210,21 @@ class Format:
         with corrupt_data_errors(file, self.name):
             shard = self.open_shard(file)
             check_columns(shard.schema, columns, text_column, file.path, strict=False)
-        return ShardReader(self.name, shard, columns, text_column)
+        return ShardReader(self.name, shard, columns, text_column, kinds if self.text_by_name else None)
 
 
 class ShardReader:
     """Decodes the groups of one shard. Many threads call `read` at once, each for a group of its own."""
 
-    def __init__(self, fmt: str, shard: Shard, columns: Sequence[str], text_column: str | None) -> None:
+    def __init__(
+        self,
+        fmt: str,
+        shard: Shard,
+        columns: Sequence[str],
+        text_column: str | None,
+        kinds: Mapping[str, str | None] | None = None,
+    ) -> None:
+        self._as_bytes = frozenset(name for name, kind in (kinds or {}).items() if kind == "large_binary")
         self.fmt, self.shard, self.file = fmt, shard, shard.file
         self.columns, self.text_column = list(columns), text_column
         self.physical, self.digest = physical_columns(columns), shard.digest
@@ -232,7 +242,7 @@ class ShardReader:
 
     def sound(self, table: pa.Table, group: Group) -> pa.Table:
         """The wanted columns of a decoded group, see `sound_table`."""
-        return sound_table(table, self.columns, self.text_column, self.file.path, group.first_row)
+        return sound_table(table, self.columns, self.text_column, self.file.path, group.first_row, self._as_bytes)
 
     def ranges(self, group: Group) -> list[tuple[int, int]] | None:
         """(start, length) of the bytes that `read` will fetch, to be read ahead from a store; None: not known."""

@@ -26,8 +26,8 @@ import pyarrow.json
 
 from zephon.columns.arrow import column_of
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import number_text, template_of, text_name
-from zephon.data.columns import common_types, has_column, missing_column, physical_columns
+from zephon.columns.template import is_rounded, number_text, template_of, text_name
+from zephon.data.columns import common_types, has_column, missing_column, physical_columns, readings_in_full
 from zephon.data.formats.base import Format, Group, Shard, ShardReader, ShardScan, corrupt_data_errors
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
@@ -47,13 +47,14 @@ _Result = TypeVar("_Result")
 
 Kinds = Mapping[str, str]
 """What each column is read as, by name: "document", "text", "number", "flag", "json" (the JSON as text), or, under the
-name that `text_name` gives, "digits" (numbers as text)."""
+name that `text_name` gives, "digits" (numbers as text) or "text"."""
 
 Fields = Mapping[str, msgspec.Raw | bytes]
 """The JSON of each key of a line, as it stands there."""
 
 _TYPES = {"number": pa.float64(), "flag": pa.bool_()}
 _TYPES |= dict.fromkeys(("document", "text", "json", "digits"), pa.large_string())
+_PRINTED = {"number": "digits", "json": "text"}
 _WHOLE = re.compile(rb"-?[0-9]+")
 _EXPECTED = {"document": "text was expected", "number": "the first rows of the dataset hold numbers"}
 _EXPECTED |= {"flag": "the first rows of the dataset hold booleans"}
@@ -138,8 +139,8 @@ class _JsonLinesReader(ShardReader):
                 known = kinds.get(name)
                 self._kinds[name] = "text" if known in (None, "null") else str(known)
             templates = [name for name in columns if template_of(name) is not None]
-            numbers = [name for name in physical_columns(templates) if self._kinds[name] == "number"]
-            self._kinds |= {text_name(name): "digits" for name in numbers}
+            printed = {name: _PRINTED.get(self._kinds[name]) for name in physical_columns(templates)}
+            self._kinds |= {text_name(name): kind for name, kind in printed.items() if kind}
 
     def read(self, group: Group) -> pa.Table:
         with corrupt_data_errors(self.file, self.fmt):
@@ -234,7 +235,7 @@ def _later_keys(file: StoredFile, names: Sequence[str]) -> dict[str, str]:
     Only lines with the key in quotes are parsed, as it is or with what is not ASCII escaped: a key that is escaped in
     another way is not found.
     """
-    keys = {top for name in names for top in (name, name.split(".")[0])}
+    keys = {top for name in names for top, *_ in readings_in_full(name)}
     wanted = {
         json.dumps(key, ensure_ascii=escaped).encode("utf-8", "surrogatepass"): key
         for key in keys
@@ -301,9 +302,8 @@ def _parse(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.
         else:
             table = _with_path_columns(table, own)
             numbers = [table.column(name[1:-1]).combine_chunks() for name in digits]
-            texts = list(map(number_text, numbers))
-            if table.num_rows == lines and None not in texts:
-                return pa.table([*table.columns, *texts], [*table.column_names, *digits])
+            if table.num_rows == lines and not any(pc.any(is_rounded(each)).as_py() for each in numbers):
+                return pa.table([*table.columns, *map(number_text, numbers)], [*table.column_names, *digits])
     return _parse_line_by_line(data, kinds, file, group)
 
 
@@ -311,11 +311,10 @@ def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
     """Each column as a key and, where it may be a path, below other keys; None where one lies inside of another."""
     schemas = [pa.schema([(name, _TYPES[kind]) for name, kind in kinds.items()])]
     for name, kind in kinds.items():
-        top, *parts = name.split(".")
-        below = _TYPES[kind]
-        for part in reversed(parts):
-            below = pa.struct([(part, below)])
-        if parts:
+        for top, *parts in readings_in_full(name)[1:]:
+            below = _TYPES[kind]
+            for part in reversed(parts):
+                below = pa.struct([(part, below)])
             schemas.append(pa.schema([(top, below)]))
     try:
         return pa.unify_schemas(schemas, promote_options="permissive")
@@ -325,13 +324,12 @@ def _arrow_schema(kinds: Kinds) -> pa.Schema | None:
 
 def _with_path_columns(table: pa.Table, kinds: Kinds) -> pa.Table:
     """`table` with each path's column from where it is: a key of that name, or inside of objects."""
+    read = table
     for name in kinds:
         if "." in name:
-            below = table.column(name.split(".")[0])
-            for part in name.split(".")[1:]:
-                below = pc.struct_field(below, part)
+            found = [pc.struct_field(read.column(top), parts) for top, *parts in readings_in_full(name)[1:]]
             place = table.schema.get_field_index(name)
-            table = table.set_column(place, name, pc.coalesce(table.column(name), below))
+            table = table.set_column(place, name, pc.coalesce(table.column(name), *found))
     return table
 
 
@@ -356,7 +354,7 @@ def _line_shape(data: npt.NDArray[np.uint8]) -> tuple[int, bool]:
 def _parse_line_by_line(data: pa.Buffer, kinds: Kinds, file: StoredFile, group: Group) -> pa.Table:
     """Any columns, blank lines, odd spacing, and errors that name the row; about a tenth of the speed."""
     columns: list[list[Any]] = [[] for _ in kinds]
-    plain = {name for name, kind in kinds.items() if kind != "digits" and "." not in name}
+    plain = {name for name in kinds if "." not in name and not name.startswith("{")}
     for row, line in enumerate(data.to_pybytes().split(b"\n")[: group.rows], group.first_row):
         fields = _fields(line, file, row)
         for column, (name, kind) in zip(columns, kinds.items(), strict=True):
@@ -437,19 +435,19 @@ def _unmarked(piece: re.Match[bytes]) -> bytes:
 
 def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> Any:
     """The value of a key or, for "meta.text" where that key is missing or null, of a key inside of objects."""
-    name = name[1:-1] if kind == "digits" else name
+    name = name[1:-1] if name.startswith("{") else name  # a column of `text_name`
     value = bytes(fields.get(name, b"null"))
-    if value == b"null" and "." in name:
-        *parts, last = name.split(".")
+    for *parts, last in readings_in_full(name)[1:] if value == b"null" and "." in name else ():
+        inside = fields
         for place, part in enumerate(parts, 1):
-            inside = bytes(fields.get(part, b"null"))
-            if inside == b"null":
-                return None
-            if inside[:1] != b"{":
+            value = bytes(inside.get(part, b"null"))
+            if value[:1] not in (b"{", b"n"):
                 path = ".".join(parts[:place])
-                _refuse(file, row, f"holds {_named(inside)} in '{path}', where '{name}' needs an object", "repair it")
-            fields = _object(inside)
-        value = bytes(fields.get(last, b"null"))
+                _refuse(file, row, f"holds {_named(value)} in '{path}', where '{name}' needs an object", "repair it")
+            inside = _object(value) if value != b"null" else {}
+        value = bytes(inside.get(last, b"null"))
+        if value != b"null":
+            break
     if value == b"null":
         return None
     first = chr(value[0])
@@ -465,8 +463,7 @@ def _value(fields: Fields, name: str, kind: str, file: StoredFile, row: int) -> 
     if kind in ("number", "digits") and first in "-0123456789NI":
         if kind == "number":
             return float(value)
-        number = column_of([float(value)])
-        return text if _WHOLE.fullmatch(value) else (number_text(number) or number.cast(_TYPES[kind]))[0].as_py()
+        return text if _WHOLE.fullmatch(value) else number_text(column_of([float(value)]))[0].as_py()
     if kind == "flag" and first in "tf":
         return value == b"true"
     _refuse(file, row, f"holds {_named(value)} in '{name}', and {_EXPECTED[kind]}", "give the column one type")

@@ -12,7 +12,16 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
-from zephon.data.formats.base import LFS_POINTER, Format, Group, Groups, Shard, read_exactly
+from zephon.data.formats.base import (
+    LFS_POINTER,
+    Format,
+    Group,
+    Groups,
+    Shard,
+    ShardScan,
+    corrupt_data_errors,
+    read_exactly,
+)
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
@@ -26,9 +35,17 @@ class PlainText(Format):
     name = "text"
     suffixes = (".txt", ".text", ".md", ".markdown")
     is_fallback = True  # a README beside the data is no document
+    text_by_name = True
 
     def open_shard(self, file: StoredFile) -> Shard:
         return _TextShard(file)
+
+    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
+        if is_text:  # else an operator may take care of it
+            with corrupt_data_errors(file, self.name), file.open() as handle:
+                if bytes(handle.read_at(min(file.size, 2), 0)) in (b"\xff\xfe", b"\xfe\xff"):
+                    raise ValueError("no UTF-8")
+        return super().scan(file, size_column, is_text)
 
 
 class _TextShard(Shard):
@@ -53,6 +70,6 @@ class _TextShard(Shard):
             )
         with file.open() as handle:
             content = read_exactly(handle, 0, file.size, file.size)
-        if content.startswith((LFS_POINTER, b"\xff\xfe", b"\xfe\xff")):
-            raise ValueError("no UTF-8")
+        if content.startswith(LFS_POINTER):
+            raise ValueError("no text")
         return content.removeprefix(b"\xef\xbb\xbf")

@@ -66,6 +66,7 @@ class WebDataset(Format):
     """Tar archives in WebDataset's layout."""
 
     name = "webdataset"
+    text_by_name = True
     suffixes = (".tar", *(f".tar{packed}" for packed in CODECS), ".tgz")
 
     def is_sequential(self, name: str) -> bool:
@@ -117,7 +118,7 @@ class WebDataset(Format):
         kinds: Mapping[str, str | None] | None = None,
     ) -> ShardReader:
         _refuse_pickled(physical_columns(columns), file)
-        return ShardReader(self.name, _TarShard(file, _codec(file.path)), columns, text_column)
+        return ShardReader(self.name, _TarShard(file, _codec(file.path)), columns, text_column, kinds)
 
 
 class _TarShard(Shard):
