@@ -2,11 +2,13 @@
 
 import json
 import re
+from itertools import count
 
 import pytest
 
 from examples.corpus import write_recipe
 from zephon import Pipeline, merge_checkpoints
+from zephon.run import ledger as ledger_module
 
 
 def stream_of(corpus, name="recipe.toml", seq_len=32):
@@ -133,6 +135,78 @@ def test_show_of_a_run_that_took_over_needs_its_state(zephon, trained, corpus):
     assert {each["dataset"] for line in lines for each in line["documents"]} == {"a", "b"}
 
 
+@pytest.fixture
+def start(trained, monkeypatch):
+    """The folder of a run, arguments of `show`, and a function that goes on with it for some steps."""
+    folder, (_, *common) = trained
+    numbers = count()
+
+    def go(steps, batch, *, recipe="recipe.toml", state="state.json", **changes):
+        monkeypatch.setattr(ledger_module, "_job", lambda: f"job {next(numbers)}")
+        options = {"global_batch": batch, "canonical_replicas": 2, "ledger": folder / "ledger"}
+        pipeline = Pipeline.from_recipe(
+            folder / recipe, tokenizer=common[1], seq_len=32, microbatch_size=2, **options
+        ).restore(json.loads((folder / state).read_text()), **changes)
+        seen = [batch for _, batch in zip(range(steps * batch // 2), pipeline, strict=False)]
+        (folder / "later.json").write_text(json.dumps(pipeline.checkpoint()))
+        pipeline.close()
+        return seen
+
+    return folder, common[:4], go
+
+
+def test_show_counts_steps_as_the_trainer_did_when_the_global_batch_changed(zephon, start):
+    folder, common, go = start  # five steps of four records, of which the third was left out
+    seen = go(3, 8)
+    for proof in (["--ledger", folder / "ledger"], ["--ledger", folder / "ledger", "--state", folder / "later.json"]):
+        arguments = folder / "recipe.toml", *common, *proof, "--json", "--step"  # lanes are those of the ledger
+        code, out, err = zephon("show", *arguments, "6-8", "--global-batch", "8")
+        lines = [json.loads(line) for line in out.splitlines()]
+        assert code == 0 and not err
+        assert [(line["step"], line["record"]) for line in lines] == [(6 + i // 8, 20 + i) for i in range(24)]
+        assert [line["microbatch"] for line in lines] == [i // 2 % 4 for i in range(24)]
+        assert all(line["trained"] for line in lines)
+        assert [line["documents"][0]["row"] for line in lines] == [
+            batch.provenance().to_pylist()[int(batch.block.span_offsets[i])]["row"] for batch in seen for i in range(2)
+        ]
+        code, out, _ = zephon("show", *arguments, "5", "--global-batch", "4")
+        assert [json.loads(line)["record"] for line in out.splitlines()] == [16, 17, 18, 19]
+        for step, batch, words in (
+            ("5", "8", "--global-batch is 8; expected 4, as in step 5 of "),
+            ("6", "4", "--global-batch is 4; expected 8, as in step 6 of "),
+            ("5-6", "4", "a range in which the global batch, 4 up to step 5, stays: it is 8 from there on"),
+        ):
+            code, _, err = zephon("show", *arguments, step, "--global-batch", batch)
+            assert code == 2 and words in err
+
+
+def test_show_after_an_accepted_change_goes_on_from_a_state(zephon, start):
+    folder, common, go = start
+    (folder / "other.toml").write_text("shuffle_buffer_size = 6\n" + (folder / "recipe.toml").read_text())
+    go(2, 4, recipe="other.toml", allow_changes=["shuffle"])
+    (folder / "seventh.json").write_text((folder / "later.json").read_text())
+    go(2, 4, recipe="other.toml", state="seventh.json")
+    arguments = folder / "other.toml", *common, "--global-batch", "4", "--ledger", folder / "ledger", "--json", "--step"
+    code, out, _ = zephon("show", *arguments, "8-9", "--state", folder / "seventh.json")
+    assert code == 0 and [json.loads(line)["trained"] for line in out.splitlines()] == [True] * 8
+    code, _, err = zephon("show", *arguments, "9", "--state", folder / "later.json")
+    assert (
+        code == 2 and "accepted a change of its records, and was taken after step 9; expected a state before it" in err
+    )
+    code, _, err = zephon("show", *arguments, "8")
+    assert code == 2 and "It changed them on the way: give the recipe of that step, and a --state." in err
+
+
+def test_show_of_a_run_that_took_over_refuses_the_state_of_the_run_before(zephon, start, corpus):
+    """It would take over at that state, and show what no run was trained on."""
+    folder, common, _ = start
+    write_recipe(folder / "next.toml", {"a": folder / "data", "b": corpus / "b.jsonl.gz"}, keys={"chunk_size": 16})
+    (folder / "next.toml").write_text('continue_from = "recipe.toml"\n' + (folder / "next.toml").read_text())
+    arguments = folder / "next.toml", *common, "--global-batch", "4", "--canonical-replicas", "2", "--step", "9"
+    code, out, err = zephon("show", *arguments, "--state", folder / "state.json")
+    assert code == 2 and not out and "is of the run that" in err and "pass a state of a later step" in err
+
+
 def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon, corpus, tmp_path):
     options = ["--microbatch-size", "4", "--global-batch", "4", "--steps", "60", "--flush-index", tmp_path]
     assert zephon("stream", *stream_of(corpus), *options)[0] == 0
@@ -152,7 +226,7 @@ def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon,
 def test_show_refuses_a_record_of_another_step(zephon, corpus):
     code, _, err = zephon("show", *stream_of(corpus), "--global-batch", "4", "--step", "3", "--record", "3")
     assert code == 2
-    assert err == "error: record 3 is not in step 3, which holds records 8 to 11; it is in step 1.\n"
+    assert err == "error: --record is 3; expected a record of step 3, from 8 to 11.\n"
 
 
 def test_show_beyond_the_end_of_the_data_says_so(zephon, corpus):

@@ -1,6 +1,7 @@
 """Arrow IPC files and streams, and datasets that save_to_disk has written."""
 
 import shutil
+from contextlib import suppress
 
 import numpy as np
 import pyarrow as pa
@@ -8,6 +9,7 @@ import pytest
 
 from peers.rows import LABELS, TEXTS
 from support.io_data import check_rows, open_path, opened, texts_of
+from zephon.columns.damage import Damaged
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
@@ -132,3 +134,29 @@ def test_a_saved_dataset_that_lacks_a_file_is_refused(peer_data, tmp_path):
     (tmp_path / "copy/state.json").write_text("[]")
     with pytest.raises(DataError, match=r"state.json' cannot be read"):
         opened(tmp_path / "copy", ["text"])
+
+
+def test_dates_of_javascript_that_are_no_whole_days_are_read(tmp_path):
+    times = pa.array([86_400_000, 100_000_000, None]).view(pa.date64())
+    table = pa.table({"text": ["a", "b", "c"], "day": times, "in": pa.StructArray.from_arrays([times], ["day"])})
+    with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write(table)
+    for name in ("day", "in.day"):
+        dataset = opened(tmp_path, name, is_text=False)
+        assert dataset.take(np.arange(3))[name].cast(pa.int64()).to_pylist() == [86_400_000, 100_000_000, None]
+
+
+def test_a_column_of_a_type_that_pyarrow_lacks_is_refused_alone(tmp_path):
+    table = pa.table({"text": ["a"], "x": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})
+    with pa.ipc.new_stream(tmp_path / "a.arrow", table.schema) as writer:
+        writer.write(table)
+    data = (tmp_path / "a.arrow").read_bytes()
+    for at in range(len(data)):  # where the unit of the interval stands: from 2 to that of JavaScript's, 0
+        changed = data[:at] + b"\0" + data[at + 1 :]
+        with suppress(pa.ArrowException, OSError, KeyError):
+            if data[at] == 2 and str(pa.ipc.open_stream(changed).schema.field("x").type) == "month_interval":
+                (tmp_path / "a.arrow").write_bytes(changed)
+    assert texts_of(open_path(tmp_path)) == ["a"]
+    with pytest.raises(DataError, match=r"'x' of .* has the type month_interval; expected one of which") as info:
+        opened(tmp_path, "x", is_text=False).read_group(0)
+    assert not isinstance(info.value, Damaged)

@@ -18,6 +18,7 @@ from zephon.cli.stream import read_states
 from zephon.config.recipe import DataRecipe
 from zephon.errors import CheckpointError, DataError, PipelineError
 from zephon.run.ledger import Ledger, read_ledger
+from zephon.run.state import RunState
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 
@@ -53,32 +54,42 @@ def show(
     first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
     if last < first:
         raise PipelineError(f"--step is {step}; expected a step, counted from 1, or a range such as 17-20.")
-    begin, end = (first - 1) * global_batch, last * global_batch
+    account = read_ledger(ledger) if ledger else None
+    # Steps as the trainer counted them: before this record `done` steps, of whatever global batch.
+    origin, done, size = (0, 0, global_batch)
+    for change in account.steps if account else ():
+        if change[1] < first:
+            origin, done, size = change
+        elif change[1] < last:
+            raise PipelineError(
+                f"--step is {step}; expected a range in which the global batch, {size} up to step "
+                f"{change[1]}, stays: it is {change[2]} from there on."
+            )
+    if size != global_batch:
+        raise PipelineError(f"--global-batch is {global_batch}; expected {size}, as in step {first} of {ledger}.")
+    begin, end = (origin + (each - done) * size for each in (first - 1, last))
     if record is not None and not begin <= record < end:
-        raise PipelineError(
-            f"record {record} is not in step {step}, which holds records {begin} to {end - 1}; it is in step "
-            f"{record // global_batch + 1}."
-        )
+        raise PipelineError(f"--record is {record}; expected a record of step {step}, from {begin} to {end - 1}.")
     if flush_index is not None and not flush_index.is_dir():
         raise DataError(f"--flush-index is {flush_index}; expected the existing folder of the run's flush index.")
-    account = read_ledger(ledger) if ledger else None
-    if account and {*account.global_batches} - {global_batch}:
-        batches = " and ".join(map(str, account.global_batches))
-        raise PipelineError(f"--global-batch is {global_batch}; expected {batches}, as in {ledger}.")
     config = DataRecipe.from_toml(recipe)
+    lanes = canonical_replicas or (account.lanes if account else None)
     pipeline = open_pipeline(
-        config, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=canonical_replicas
+        config, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=lanes
     )
     # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
     place = pipeline.options(flush_index=flush_index)
     if state:
         try:
-            place.restore(read_states(state))
+            states = [RunState.from_dict(each) if isinstance(each, dict) else each for each in read_states(state)]
+            place.restore(states)
         except CheckpointError as error:
             if not error.changes:
                 raise DataError(f"{state} cannot be used: {error}") from None
             changes = "; ".join(map(str, error.changes))
             raise DataError(f"{state} is of a run with other data: {changes}.") from None
+        if states[0].data != place.compiled.digest:
+            raise DataError(f"{state} is of the run that {recipe} takes over from; pass a state of a later step.")
     if place.awaits_state:
         raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
     if not (state or account):
@@ -87,13 +98,20 @@ def show(
             "--ledger or --state.",
             file=sys.stderr,
         )
-    pipeline.restore(place.seek(step=first - 1).checkpoint())
+    if not place.compiled.history:
+        place.seek(sequence_number=begin)
+    elif begin < place.cursor:
+        raise DataError(
+            f"{state} is of a run that accepted a change of its records, and was taken after step {first}; expected a "
+            "state before it. Pass an earlier one, with the recipe of that time, or name a later step."
+        )
+    pipeline.restore(place.checkpoint())
     decoder, shown = load_tokenizer(tokenizer_path(tokenizer)), first - 1
     for batch in pipeline:
-        number = int(batch.sequence_numbers[0]) // global_batch + 1
+        number = (int(batch.sequence_numbers[0]) - origin) // global_batch + done + 1
         for skipped in range(shown + 1, min(number, last + 1)):
             print(f"step {skipped} is left out by the run", file=sys.stderr)
-        if number <= last:
+        if first <= number <= last:
             for line in _records(batch, number, pipeline.compiled.topology.lanes, decoder, account):
                 if record in (None, line["record"]):
                     print(json.dumps(line) if as_json else _text(line, None if full else chars))
@@ -109,6 +127,11 @@ def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: L
     """The records of a step as JSON types; one that differs from that in the ledger is refused."""
     spans, edges, digests = batch.provenance().to_pylist(), batch.block.span_offsets.tolist(), batch.digests
     records = []
+    changed = (
+        " It changed them on the way: give the recipe of that step, and a --state."
+        if account and account.changed
+        else ""
+    )
     for i, (number, length) in enumerate(zip(batch.sequence_numbers.tolist(), batch.lengths.tolist(), strict=True)):
         line: dict[str, Any] = {"step": step, "record": number, "lane": number % lanes}
         if account:
@@ -118,7 +141,7 @@ def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: L
             if account.digests[at].tobytes() != digests[i]:
                 raise DataError(
                     f"record {number} of step {step} is not what {account.name} has: recipe, data or tokenizer are "
-                    f"others than those of the run, which had {account.documents(number)}."
+                    f"others than those of the run, which had {account.documents(number)}.{changed}"
                 )
             groups, size = account.groups[at].tolist()
             line["rank"], inner = divmod(number % lanes, lanes // groups)

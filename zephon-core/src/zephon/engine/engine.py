@@ -17,6 +17,7 @@ import numpy as np
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
+from zephon.columns.progress import progress_of
 from zephon.columns.records import RecordBlock
 from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
@@ -92,10 +93,11 @@ class Engine:
         lanes = list(self.lanes.values())
         # In turn: the first round of all lanes must not wait for a second one of the first lanes.
         wanting = lanes
-        while wanting:
-            for lane in wanting:
-                lane.begin()
-            wanting = [lane for lane in wanting if not lane.settle()]
+        with progress_of(lambda: f"filling lanes: {sum(lane.has_round for lane in lanes)} of {len(lanes)} done"):
+            while wanting:
+                for lane in wanting:
+                    lane.begin()
+                wanting = [lane for lane in wanting if not lane.settle()]
         while True:
             for lane in lanes:
                 lane.advance()

@@ -194,7 +194,8 @@ class Ledger:
     """What all ranks of a run consumed.
 
     Attributes:
-        global_batches: those of the starts of the run, ascending.
+        steps: changes of the global batch, ascending: first record, steps before it, and records per step from there.
+        changed: whether starts differ in their data, as after a takeover or an accepted change.
         datasets: names by index.
         sequence: int64[n], ascending, each number once.
         digests: uint8[n, 32].
@@ -204,7 +205,8 @@ class Ledger:
 
     name: str
     lanes: int
-    global_batches: tuple[int, ...]
+    steps: tuple[tuple[int, int, int], ...]
+    changed: bool
     datasets: list[str]
     sequence: np.ndarray
     digests: np.ndarray
@@ -214,7 +216,7 @@ class Ledger:
     @property
     def global_batch(self) -> int | None:
         """B, or None where it is unknown or has changed."""
-        return self.global_batches[0] if len(self.global_batches) == 1 else None
+        return self.steps[0][2] if len(self.steps) == 1 else None
 
     def step_digests(self, global_batch: int) -> dict[int, bytes]:
         """SHA-256 over the digests of the records of every complete step, by its number, from 1."""
@@ -281,7 +283,8 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
     return Ledger(
         name=str(folder),
         lanes=heads[0].lanes,
-        global_batches=tuple(sorted({head.global_batch for head in heads if head.global_batch})),
+        steps=_steps(heads),
+        changed=len({head.data for head in heads if head.data}) > 1,
         datasets=names,
         sequence=sequence.astype(np.int64),
         digests=entries["digest"][places],
@@ -313,6 +316,23 @@ def _files(folder: str | os.PathLike[str], topology: Topology | None = None) -> 
         except (msgspec.MsgspecError, UnicodeDecodeError):
             raise DataError(f"{path} is no ledger of this version: its header cannot be read.") from None
     return sorted(files, key=lambda file: file.head.time)
+
+
+def _steps(heads: Sequence[_Header]) -> tuple[tuple[int, int, int], ...]:
+    """See `Ledger`; what later starts went back behind does not count."""
+    steps: list[tuple[int, int, int]] = []
+    for head in heads:
+        if (batch := head.global_batch) is None:
+            continue
+        first = (head.begun or 0) * head.dp_degree
+        while len(steps) > 1 and steps[-1][0] >= first:
+            steps.pop()
+        if not steps or (first == 0 and batch != steps[0][2]):
+            steps = [(0, 0, batch)]
+        elif batch != steps[-1][2]:
+            record, before, size = steps[-1]
+            steps.append((first, before + (first - record) // size, batch))
+    return tuple(steps)
 
 
 def _entries(path: Path, dtype: np.dtype[Any], offset: int = 0) -> np.ndarray:
@@ -391,7 +411,7 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
     else:
         what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
-    batches, lane = {*a.global_batches, *b.global_batches}, sequence % a.lanes
+    batches, lane = {each for ledger in (a, b) for _, _, each in ledger.steps}, sequence % a.lanes
     step = sequence // batches.pop() + 1 if len(batches) == 1 else None
     where = f"lane {lane}" if step is None else f"step {step}, lane {lane}"
     return Difference(step, lane, sequence, f"{where} (record {sequence}): {what}.")

@@ -212,7 +212,7 @@ class IpcShard(Shard):
         """How many buffers each column has, which follows from its type: counted on empty columns."""
         try:
             batches = [pa.record_batch([pa.nulls(0, field.type)], names=["c"]) for field in self.schema]
-        except pa.ArrowException:  # of a type that Arrow makes no empty column of
+        except (pa.ArrowException, KeyError):  # of a type that Arrow, or its Python, makes no empty column of
             return []
         messages = [_message_at(pa.BufferReader(batch.serialize()), 0, 1 << 62) for batch in batches]
         return [len(message.buffers) if message else 0 for message in messages]
