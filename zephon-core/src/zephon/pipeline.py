@@ -407,8 +407,6 @@ class Pipeline:
         account = self._stream.account() if self._stream else self._account
         return {**self.__dict__, "_account": account, "_compiled": None, "_stream": None}
 
-    # Inside
-
     def _take_over(
         self, read: RunState, options: Options, allow: Collection[str], remedy: str
     ) -> tuple[RunState, tuple[Earlier, ...], dict[str, float]]:
