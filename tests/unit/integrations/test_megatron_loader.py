@@ -769,7 +769,7 @@ class TestMetrics:
         )
         loader = TrainLoader(pipeline, BatchForm(SEQ, 1, 1), dict)
         metrics.watch(loader, ["faulty", "sound"])
-        with pytest.raises(DataError, match="have ended") if whole else contextlib.contextlib.nullcontext():
+        with pytest.raises(DataError, match="have ended") if whole else contextlib.nullcontext():
             for _ in range(10**6 if whole else 3):
                 next(loader)
         found, mixture = metrics.gathered_metrics("line"), pipeline.mixture()
