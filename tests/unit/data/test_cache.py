@@ -1,6 +1,7 @@
 """The decode cache: bounded bytes, one decode per group, errors that do not stick."""
 
 import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -142,3 +143,25 @@ def test_an_error_reaches_every_waiter_and_is_not_remembered():
             with pytest.raises(DataError, match="broken"):
                 future.result(10)
     assert cache.get("a", lambda: table(80)).num_rows == 10
+
+
+def test_what_a_miss_costs_does_not_grow_with_the_groups_that_are_kept():
+    def lines(groups: int) -> int:
+        cache = DecodeCache(1 << 30)
+        for key in range(groups):
+            cache.get(key, lambda: pa.table({"a": [1]}), 1)
+        executed = 0
+
+        def count(frame, event, _):
+            nonlocal executed
+            executed += event == "line"
+            return count
+
+        sys.settrace(count)
+        try:
+            cache.get(groups, lambda: pa.table({"a": [1]}), 1)
+        finally:
+            sys.settrace(None)
+        return executed
+
+    assert lines(2000) == lines(20)

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from support.io_data import SUFFIXES, open_path, write_shard
+from zephon.data.storage import StoredFile
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache
 
@@ -204,3 +205,15 @@ def test_datasets_that_cannot_be_meant_are_refused_when_made(tmp_path):
         Dataset.from_path("x", "xyz://bucket/far").open(["text"], size_column="text", cache=DecodeCache(0))
     with pytest.raises(RecipeError, match="no columns"):
         Dataset.from_path("x", tmp_path).open([], size_column="text", cache=DecodeCache(0))
+
+
+def test_a_small_parquet_file_is_opened_once_for_its_footer_and_its_rows(tmp_path, monkeypatch):
+    dataset = open_path(write_shards(tmp_path, ".parquet", group_rows=100))
+    opened = []
+    monkeypatch.setattr(
+        StoredFile, "open", lambda self, *args, o=StoredFile.open: opened.append(self.path) or o(self, *args)
+    )
+    assert dataset.take(np.arange(400))["text"].to_pylist() == TEXTS
+    assert len(opened) == len(set(opened)) == 4
+    dataset.close()
+    assert dataset.take(np.array([399, 0]))["text"].to_pylist() == [TEXTS[399], TEXTS[0]]

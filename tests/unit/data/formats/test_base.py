@@ -173,7 +173,7 @@ def test_what_is_not_due_to_the_bytes_of_a_file_is_never_left_out_as_damage(tmp_
     with pytest.raises(DataError, match=f"a.parquet' .*cannot be read as parquet.*{said}") as raised:
         texts_of(dataset)
     assert not isinstance(raised.value, Damaged)
-    monkeypatch.setattr(pq, "read_metadata", raiser(error))
+    monkeypatch.setattr(pq, "ParquetFile", raiser(error))
     with pytest.raises(DataError, match=said):
         open_path(tmp_path, skips=True)
 

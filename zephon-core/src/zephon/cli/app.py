@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import sys
 from typing import Annotated, Any
 
@@ -57,7 +58,12 @@ def _main(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    pass
+    if sys.stderr.isatty():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("\r\x1b[K%(message)s"))  # over a line of progress that is rewritten
+        progress = logging.getLogger("zephon.progress")
+        progress.addHandler(handler)
+        progress.setLevel(logging.INFO)
 
 
 for command in (stream, plan, index, show, verify):

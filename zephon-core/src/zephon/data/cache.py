@@ -135,16 +135,20 @@ class DecodeCache:
 
     def _over_limit(self, last: Hashable) -> list[tuple[Hashable, _Entry]]:
         """Takes groups out of memory down to its limits, but not the `last` one; those that should go to disk."""
-        outgoing = []
-        for key, entry in list(self._tables.items()):
+        outgoing: list[tuple[Hashable, _Entry]] = []
+        kept = self._tables.pop(last, None)
+        while self._tables:  # from the front on: there may be 100,000 of a row each
+            key, entry = next(iter(self._tables.items()))
             if self.bytes <= self.max_bytes and (self._spent_bytes <= self.max_bytes // 4 or not entry.is_spent):
                 break
-            if key != last:
-                del self._tables[key]
-                self.bytes -= entry.nbytes
-                self._spent_bytes -= entry.is_spent * entry.nbytes
-                if entry.left < entry.table.num_rows:  # else nothing of it, or all, has been used
-                    outgoing.append((key, entry))
+            del self._tables[key]
+            self.bytes -= entry.nbytes
+            self._spent_bytes -= entry.is_spent * entry.nbytes
+            if entry.left < entry.table.num_rows:  # else nothing of it, or all, has been used
+                outgoing.append((key, entry))
+        if kept is not None:
+            self._tables[last] = kept
+            self._tables.move_to_end(last, last=not kept.is_spent)
         return outgoing
 
 

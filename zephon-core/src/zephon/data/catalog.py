@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import byte_lengths, int64_array, string_array, valid_mask, values_of
 from zephon.columns.damage import Damaged, LostShard
+from zephon.columns.progress import progress_of
 from zephon.data.columns import common_types
 from zephon.data.formats.base import Format, ShardScan
 from zephon.data.index import INDEX_SCHEMA, index_path, load_table, save_table
@@ -219,7 +220,10 @@ def scan_shards(
     due = began + _SAVE_SECONDS
     if progress is not None and files:
         progress(files, len(fresh), size, total)
-    with ThreadPoolExecutor(threads, thread_name_prefix="zephon-scan") as pool:
+    with (
+        ThreadPoolExecutor(threads, thread_name_prefix="zephon-scan") as pool,
+        progress_of(lambda: f"scanning '{path}': {files} of {len(fresh)} files done"),
+    ):
         try:
             for first in range(0, len(stale), _SCANS_IN_FLIGHT):
                 batch = stale[first : first + _SCANS_IN_FLIGHT]

@@ -17,6 +17,7 @@ import numpy as np
 
 from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
+from zephon.columns.progress import progress_of
 from zephon.columns.records import RecordBlock
 from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
@@ -62,7 +63,7 @@ class Engine:
         plan = self._plan = setup.plan
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
-        self._runner, self._pool = runner, pool
+        self._runner, self._pool, self._on_fault = runner, pool, setup.on_fault
         topology = plan.topology
         self._rounds = max(1, setup.block_records // (len(topology.owned_feeds) * topology.lanes_per_feed))
         share = plan.lookahead_bytes // len(topology.owned_feeds)
@@ -77,6 +78,13 @@ class Engine:
             )
 
     def rounds(self) -> Iterator[RecordBlock]:
+        """The records of this group in their order: blocks of whole rounds, or, where there are images, single records
+        with their pixels."""
+        blocks = self._packed_rounds()
+        pixels = self._plan.pixels
+        return blocks if pixels is None else pixels.ahead(blocks, self._runner, self._on_fault)
+
+    def _packed_rounds(self) -> Iterator[RecordBlock]:
         """Blocks of whole rounds, one record per owned lane and round, in lane order.
 
         A lane that has ended before others contributes filler records, which have no real tokens.
@@ -85,10 +93,11 @@ class Engine:
         lanes = list(self.lanes.values())
         # In turn: the first round of all lanes must not wait for a second one of the first lanes.
         wanting = lanes
-        while wanting:
-            for lane in wanting:
-                lane.begin()
-            wanting = [lane for lane in wanting if not lane.settle()]
+        with progress_of(lambda: f"filling lanes: {sum(lane.has_round for lane in lanes)} of {len(lanes)} done"):
+            while wanting:
+                for lane in wanting:
+                    lane.begin()
+                wanting = [lane for lane in wanting if not lane.settle()]
         while True:
             for lane in lanes:
                 lane.advance()

@@ -139,9 +139,9 @@ class LaneStream:
 
     def settle(self) -> bool:
         """Process the work under way; whether the records of a round are ready or the lane has ended."""
-        while not self._is_ready and any(queue for queue, _ in self._steps):
+        while not self.has_round and any(queue for queue, _ in self._steps):
             self._step()
-        return self._is_ready
+        return self.has_round
 
     def fill(self) -> bool:
         """Submit a piece of work if the look-ahead has room, or none is pending and no round ready; whether it did."""
@@ -159,7 +159,7 @@ class LaneStream:
     def advance(self) -> None:
         """Process finished work until the records of a round are ready or the lane has ended."""
         self._move_finished()
-        while not self._is_ready:
+        while not self.has_round:
             if self._step():  # a piece was taken, so another can be submitted
                 self.fill()
             self._move_finished()
@@ -179,7 +179,8 @@ class LaneStream:
         return RecordBlock.concat(parts)
 
     @property
-    def _is_ready(self) -> bool:
+    def has_round(self) -> bool:
+        """Whether the records of a round are ready, or none will follow."""
         return self.ready >= self._plan.topology.lanes_per_feed or self.ended
 
     def _step(self) -> bool:

@@ -129,7 +129,8 @@ def fingerprint_of(
     if not source.reshuffle_on_repeat:
         fields["reshuffle_on_repeat"] = False
     endings = {name: source.ending(name) for name in source.names}
-    if any(ending != Ending(1 if source.finite else None) for ending in endings.values()):
+    usual = Ending(1 if source.finite else None)
+    if any(ending != usual for ending in endings.values()):
         fields["endings"] = {name: [ending.passes, ending.ends_run] for name, ending in endings.items()}
     if orders := {name: asdict(source.order_options(name)) for name in source.names if name in source.per_dataset}:
         fields["orders"] = orders

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from zephon.columns.arrow import choose_allocator
+from zephon.columns.progress import progress_of
 from zephon.config.options import FaultPolicy, Options, default_workers
 from zephon.curriculum.source import WorkSource
 from zephon.data.cache import DecodeCache
@@ -81,8 +82,14 @@ class Inputs:
             is_plain = not any(operator.function for operator in chain)
             return kept_result(index_dir if is_plain else None, identity, partial(compute, number))
 
-        with ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool:
-            return dict(zip(details, pool.map(result, details), strict=True))
+        results: dict[int, Any] = {}
+        with (
+            ThreadPoolExecutor(default_workers(), thread_name_prefix="zephon-start") as pool,
+            progress_of(lambda: f"{what}: {len(results)} of {len(details)} datasets done"),
+        ):
+            for number, each in zip(details, pool.map(result, details), strict=True):
+                results[number] = each
+        return results
 
 
 def open_inputs(source: WorkSource, operators: Operators, options: Options) -> Inputs:
@@ -90,21 +97,19 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
     choose_allocator()
     index_dir, skips = options.cache.index_dir, options.faults.skips
     cache, spans = DecodeCache(options.cache.memory_bytes, options.cache.decoded_limit_bytes), open_spans(options.cache)
-    needs = [
-        columns_needed(
-            dataset,
-            [operator for operator in operators.rows if operator.is_for(dataset.name)],
-            operators.encode_for(dataset.name),
-            index_dir,
-            skips,
-            spans,
-        )
-        for dataset in source.datasets
-    ]
-    with ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper:
+    needs: list[Needs] = []
+    datasets: list[OpenDataset] = []
+    with (
+        ThreadPoolExecutor(1, thread_name_prefix="zephon-start") as helper,
+        progress_of(lambda: f"opening data: {len(datasets)} of {len(source.names)} datasets open"),
+    ):
         loading = helper.submit(_load_tokenizer, operators.encode, index_dir)
-        datasets = tuple(
-            dataset.open(
+        for dataset in source.datasets:
+            chain = [operator for operator in operators.rows if operator.is_for(dataset.name)]
+            encode = operators.encode_for(dataset.name)
+            needs.append(columns_needed(dataset, chain, encode, index_dir, skips, spans))
+        for dataset, need in zip(source.datasets, needs, strict=True):
+            opened = dataset.open(
                 list(dict.fromkeys([*need.columns.values(), need.size_column])),
                 size_column=need.size_column,
                 cache=cache,
@@ -115,8 +120,7 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
                 spans=spans,
                 skips=skips,
             )
-            for dataset, need in zip(source.datasets, needs, strict=True)
-        )
+            datasets.append(opened)
         if spans is not None:
             spans.check_limit()
         for opened in datasets:
@@ -130,7 +134,7 @@ def open_inputs(source: WorkSource, operators: Operators, options: Options) -> I
                 chains[d], samples[d], warning = probe(need.operators, fetch.samples(d), source.names[d])
                 if warning:
                     _log.warning("%s", warning)
-        return Inputs(datasets, needs, chains, samples, fetch, loading.result())
+        return Inputs(tuple(datasets), needs, chains, samples, fetch, loading.result())
 
 
 def _check_lost(dataset: OpenDataset, faults: FaultPolicy) -> None:
@@ -174,7 +178,7 @@ def check_documents(inputs: Inputs, worker: DocumentWorker, details: Sequence[ob
         table = inputs.sample(number).table
         return tokenizer is None or tokenizer.selfcheck(worker.texts(number, table), share) or None
 
-    inputs.kept("documents", index_dir, {d: (worker.skips, of) for d, of in enumerate(details)}, agrees)
+    inputs.kept("checking documents", index_dir, {d: (worker.skips, of) for d, of in enumerate(details)}, agrees)
 
 
 def measure_ratios(
@@ -207,5 +211,5 @@ def measure_ratios(
 
     settings = source.seed, estimation.sample_bytes, worker.skips
     unknown = {d: (*settings, details[d]) for d, name in enumerate(source.names) if name not in known}
-    ratios = inputs.kept("tokens per row", index_dir, unknown, measure)
+    ratios = inputs.kept("measuring tokens per row", index_dir, unknown, measure)
     return {name: known.get(name) or ratios[d] for d, name in enumerate(source.names)}

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
+from zephon.columns.progress import progress_of
 from zephon.data.index import kept_result
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import (
@@ -88,7 +89,8 @@ def choose(_pid: int, definition: TokenizerDefinition, names: Sequence[str], ind
     choices: list[Choice] = []
 
     def compute() -> dict[str, Any] | None:
-        choice, is_lasting = _choose(definition, names)
+        with progress_of(lambda: f"checking {definition.label}"):
+            choice, is_lasting = _choose(definition, names)
         choices.append(choice)
         return asdict(choice) if is_lasting else None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -28,13 +29,20 @@ class Parquet(Format):
 
 
 class _ParquetShard(Shard):
-    """Keeps the parsed footer; opens the file anew for each group (14 us), so no descriptor stays open."""
+    """Keeps the parsed footer; opens the file anew for each group (14 us), so no descriptor stays open.
+
+    Of a small file the footer's read gives everything, which is kept for the first group, often the only one.
+    """
 
     def __init__(self, file: StoredFile) -> None:
         super().__init__(file)
-        self._metadata, self.digest = _footer(file)
+        self._metadata, self.digest, whole = _footer(file)
+        self._whole = [whole] if whole is not None else []  # a list, as threads may take from one
         self.schema = self._metadata.schema.to_arrow_schema()
-        self._leaves = [f"{self._metadata.schema.column(i).path}." for i in range(self._metadata.num_columns)]
+
+    @cached_property
+    def _leaves(self) -> list[str]:
+        return [f"{self._metadata.schema.column(i).path}." for i in range(self._metadata.num_columns)]
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
         groups = []
@@ -78,20 +86,33 @@ class _ParquetShard(Shard):
         return [(start, stop - start) for start, stop in merged]
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:
+        try:
+            return _read(self._whole.pop(), group, columns)
+        except IndexError:
+            pass
         with self.file.open(self.ranges(group, columns)) as handle:
-            # One thread per call: the engine's own worker threads are the parallelism. No pre-buffering either: on
-            # local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
-            reader = pq.ParquetFile(handle, metadata=self._metadata, pre_buffer=False, page_checksum_verification=True)
-            names = list(columns)
-            try:
-                return reader.read_row_group(group.offset, columns=names, use_threads=False)
-            except pa.ArrowNotImplementedError:  # of a nested column with more than 2 GiB of text, which goes in parts
-                parts = reader.iter_batches(_PART_ROWS, [group.offset], names, use_threads=False)
-                return pa.Table.from_batches(parts)
+            return _read(_opened(handle, self._metadata), group, columns)
 
 
-def _footer(file: StoredFile) -> tuple[pq.FileMetaData, str]:
-    """The parsed footer and a digest of its bytes, from one read of the file's end (two for a large footer)."""
+def _opened(handle: pa.NativeFile, metadata: pq.FileMetaData | None = None) -> pq.ParquetFile:
+    # No pre-buffering: on local files it is no faster, and it hands the reads to Arrow's own pool of I/O threads.
+    return pq.ParquetFile(handle, metadata=metadata, pre_buffer=False, page_checksum_verification=True)
+
+
+def _read(reader: pq.ParquetFile, group: Group, columns: Sequence[str]) -> pa.Table:
+    # One thread per call: the engine's own worker threads are the parallelism.
+    try:
+        return reader.read_row_group(group.offset, columns=list(columns), use_threads=False)
+    except pa.ArrowNotImplementedError:  # of a nested column with more than 2 GiB of text, which goes in parts
+        parts = reader.iter_batches(_PART_ROWS, [group.offset], list(columns), use_threads=False)
+        return pa.Table.from_batches(parts)
+
+
+def _footer(file: StoredFile) -> tuple[pq.FileMetaData, str, pq.ParquetFile | None]:
+    """The parsed footer, a digest of its bytes, and of a small file that was read whole a reader of its content.
+
+    From one read of the file's end (two for a large footer).
+    """
     with file.open() as handle:
         tail = handle.read_at(min(file.size, _TAIL_BYTES), max(file.size - _TAIL_BYTES, 0))
         if len(tail) < 12 or tail[-4:] != b"PAR1":
@@ -103,4 +124,8 @@ def _footer(file: StoredFile) -> tuple[pq.FileMetaData, str]:
         if length + 8 > len(tail):
             tail = handle.read_at(length + 8, file.size - length - 8)
         footer = tail[-(length + 8) :]
-        return pq.read_metadata(pa.BufferReader(footer)), hashlib.sha256(footer).hexdigest()[:32]
+        digest = hashlib.sha256(footer).hexdigest()[:32]
+        if len(tail) == file.size:
+            whole = _opened(pa.BufferReader(tail))
+            return whole.metadata, digest, whole
+        return pq.read_metadata(pa.BufferReader(footer)), digest, None
