@@ -25,6 +25,7 @@ from benchmarks.common import MICROBATCH, SEQ_LEN, Setup, corpus
 from benchmarks.peers import environments, report
 from benchmarks.peers.mixture import Corpus
 from benchmarks.peers.process import PeerError, PeerNotOffered, Process
+from zephon.tokenizer.tokenizer import load_tokenizer
 
 SMALL_MB = 4  # of each source, where restores and numbers of ranks are tried
 OPEN_LIMIT, TURN_LIMIT, TRIAL_LIMIT, PREPARE_LIMIT = 120.0, 60.0, 90.0, 1200.0  # seconds
@@ -75,7 +76,7 @@ ENTRIES = (
     Entry("MosaicML Streaming, tokens", "mosaicml", "mosaicml-streaming", {"workers": 2, "prepared": True},
           before="packed tokens to MDS"),
     Entry("LitData 0.2.76", "litdata", "litdata", {"workers": 2, "prepared": False}, before="an index"),
-    Entry("LitData, tokens", "litdata", "litdata", {"workers": 2, "prepared": True}, before="tokens to chunks"),
+    Entry("LitData, tokens", "litdata", "litdata", {"workers": 0, "prepared": True}, before="tokens to chunks"),
     Entry("LanceDB 0.40.0", "lance", "lancedb", {"splits": MICROBATCH, "prepared": False}, before="text to a table"),
     Entry("LanceDB, tokens", "lance", "lancedb", {"splits": MICROBATCH, "prepared": True}, before="tokens to a table"),
     Entry("Megatron-Core 0.19.2", "megatron", "megatron", {"workers": 2}, before="tokens to .bin and .idx"),
@@ -93,7 +94,8 @@ class Comparison:
         self.folder = setup.folder / "compare"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.base = {"seq_len": SEQ_LEN, "microbatch": MICROBATCH, **corpus(setup)}
-        self.base["eos"] = _eos(self.base["tokenizer"])
+        loaded = load_tokenizer(self.base["tokenizer"])
+        self.base |= {"eos": loaded.eos_id, "vocabulary": loaded.vocab_size}
         self.corpus = Corpus(self.base["sources"], self.base["tokenizer"])
         self.base["bytes_per_token"] = self.corpus.bytes_per_token
         self.small = {**self.base, "sources": self._small_sources()}
@@ -209,7 +211,7 @@ class Comparison:
                 print(f"{entry.name}: restores and ranks ...", flush=True)
                 for do in ("restore", "elastic"):
                     self.note(entry, do, lambda entry=entry, do=do: self.trial(entry, do))
-        save()
+                save()
 
     def _turn(self, entry: Entry, processes: dict[str, Process]) -> None:
         process, seconds = processes[entry.name], self.setup.seconds / self.setup.rounds
@@ -220,14 +222,6 @@ class Comparison:
             self.results[entry.name]["warm"] = {"error": str(error)}
             print(f"{entry.name}: {error}", flush=True)
             processes.pop(entry.name).end()
-
-
-def _eos(tokenizer: str) -> int:
-    from zephon.tokenizer.tokenizer import load_tokenizer
-
-    eos = load_tokenizer(tokenizer).eos_id
-    assert eos is not None
-    return eos
 
 
 def described(comparison: Comparison) -> dict[str, Any]:

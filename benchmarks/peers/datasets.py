@@ -11,7 +11,7 @@ from datasets import interleave_datasets, load_dataset
 from tokenizers import Tokenizer
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from benchmarks.peers.protocol import NotOffered, Peer, parquet_files, serve
+from benchmarks.peers.protocol import Peer, parquet_files, serve
 
 
 class Group:
@@ -30,16 +30,16 @@ class Group:
 
 
 class Datasets(Peer):
+    one_rank = "a state belongs to one rank of one number of ranks"
+
     def open(self, rank: int = 0, world: int = 1, states: list[Any] | None = None) -> Iterator[Any]:
-        if world > 1:
-            raise NotOffered("a state belongs to one rank of one number of ranks")
         job = self.job
         sources = [
             load_dataset("parquet", data_files=parquet_files(path), split="train", streaming=True)
             for path in job["sources"].values()
         ]
         rows = interleave_datasets(sources, [1 / len(sources)] * len(sources), 42, stopping_strategy="all_exhausted")
-        records = rows.map(Group(job), batched=True, batch_size=1000, remove_columns=["text"]).with_format("torch")
+        records = rows.map(Group(job), batched=True, batch_size=100, remove_columns=["text"]).with_format("torch")
         self.loader = StatefulDataLoader(records, batch_size=job["microbatch"], num_workers=job["workers"])
         if states:
             self.loader.load_state_dict(states[0])

@@ -4,6 +4,7 @@ tokenized by its transform and packed by the user)."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import count, islice
 from pathlib import Path
 from typing import Any
 
@@ -13,29 +14,15 @@ import pyarrow as pa
 import torch
 from lancedb.streaming import StreamingDataset
 from tokenizers import Tokenizer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
-from benchmarks.peers.protocol import NotOffered, Packer, Peer, parquet_files, serve, texts
-
-PAD = 50_257  # a token that the vocabulary does not have
-
-
-class Online(IterableDataset):
-    """Rows of tokens, packed as they come."""
-
-    def __init__(self, job: dict[str, Any], rows: Any) -> None:
-        self.job, self.rows = job, rows
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        packer = Packer(self.job["seq_len"] + 1, self.job["eos"])
-        while True:
-            for ids in self.rows:
-                for record in packer.push(ids):
-                    yield torch.tensor(record)
+from benchmarks.peers.protocol import NotOffered, Peer, pack, parquet_files, serve, texts
 
 
 class LanceDB(Peer):
-    pad_id = PAD
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(job)
+        self.pad_id = job["vocabulary"]  # a token that the vocabulary does not have
 
     def prepared(self) -> list[Path]:
         return [self.folder / "db"]
@@ -59,16 +46,18 @@ class LanceDB(Peer):
 
     def open(self, rank: int = 0, world: int = 1, states: list[Any] | None = None) -> Iterator[Any]:
         job = self.job
-        if world > 1 and not job["prepared"]:
-            raise NotOffered("no resuming of samples packed by the user")
-        table = lancedb.connect(str(self.prepared()[0])).open_table("rows")
-        options: dict[str, Any] = {"num_splits": job["splits"], "shuffle_seed": 42, "rank": rank, "world_size": world}
+        self.options: dict[str, Any] = {
+            "num_splits": job["splits"],
+            "shuffle_seed": 42,
+            "rank": rank,
+            "world_size": world,
+        }
         if job["prepared"]:
-            options |= {
+            self.options |= {
                 "columns": ["tokens"],
                 "pack_sequences": job["seq_len"] + 1,
                 "eos_id": job["eos"],
-                "pad_id": PAD,
+                "pad_id": self.pad_id,
                 "blocks_per_epoch": "auto",
             }
         else:
@@ -77,18 +66,30 @@ class LanceDB(Peer):
             def transform(batch: pa.RecordBatch) -> list[list[int]]:
                 return [each.ids for each in encode(batch.column("text").to_pylist(), add_special_tokens=False)]
 
-            options |= {"columns": ["text"], "transform": transform}
-        self.dataset = StreamingDataset(table, **options)
+            self.options |= {"columns": ["text"], "transform": transform}
+        state = None
         if states:
-            self.dataset.load_state_dict(states[0] if len(states) == 1 else StreamingDataset.merge_state_dicts(states))
-        rows = self.dataset if job["prepared"] else Online(job, self.dataset)
-        self.loader = DataLoader(rows, batch_size=job["microbatch"], num_workers=0)
-        return self._forever()
+            state = states[0] if len(states) == 1 else StreamingDataset.merge_state_dicts(states)
+        epochs = self._epochs(lancedb.connect(str(self.prepared()[0])).open_table("rows"), state)
+        return epochs if job["prepared"] else self._packed(epochs)
 
-    def _forever(self) -> Iterator[Any]:
+    def _epochs(self, table: Any, state: Any) -> Iterator[Any]:
+        """Batches of packed records, or documents of tokens, epoch after epoch."""
+        for epoch in count(state["epoch"] if state else 0):
+            self.dataset = StreamingDataset(table, epoch=epoch, **self.options)
+            if state:
+                self.dataset.load_state_dict(state)
+                state = None
+            if self.job["prepared"]:
+                for batch in DataLoader(self.dataset, batch_size=self.job["microbatch"], num_workers=0, drop_last=True):
+                    yield batch["input_ids"]
+            else:
+                yield from self.dataset
+
+    def _packed(self, documents: Iterator[list[int]]) -> Iterator[torch.Tensor]:
+        records = pack(documents, self.job)
         while True:
-            for batch in self.loader:
-                yield batch["input_ids"] if self.job["prepared"] else batch
+            yield torch.tensor(list(islice(records, self.job["microbatch"])))
 
     def state(self) -> Any:
         if not self.job["prepared"]:

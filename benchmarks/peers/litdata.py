@@ -53,6 +53,8 @@ class Online(IterableDataset):
 
 
 class LitData(Peer):
+    one_rank = "ranks are those of torch.distributed, and states of other numbers of ranks are not merged"
+
     def prepared(self) -> list[Path]:
         return [self.folder / name for name in self.job["sources"]]
 
@@ -74,8 +76,6 @@ class LitData(Peer):
 
     def open(self, rank: int = 0, world: int = 1, states: list[Any] | None = None) -> Iterator[Any]:
         job = self.job
-        if world > 1:
-            raise NotOffered("ranks are those of torch.distributed; states of other numbers of ranks are not merged")
         loader = TokensLoader(block_size=job["seq_len"] + 1) if job["prepared"] else ParquetLoader(columns=["text"])
         parts = [
             StreamingDataset(

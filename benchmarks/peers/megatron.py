@@ -48,7 +48,7 @@ class Megatron(Peer):
             blend=([self._prefix(name) for name in names], [1 / len(names)] * len(names)),
             split="1,0,0",
             path_to_cache=job["cache"],
-            tokenizer=SimpleNamespace(eod=job["eos"], pad=None, unique_identifiers={}),
+            tokenizer=SimpleNamespace(eod=job["eos"], pad=None, vocab_size=job["vocabulary"], unique_identifiers={}),
             reset_position_ids=False,
             reset_attention_mask=False,
             eod_mask_loss=False,

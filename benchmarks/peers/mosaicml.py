@@ -57,8 +57,6 @@ class MosaicML(Peer):
 
     def open(self, rank: int = 0, world: int = 1, states: list[Any] | None = None) -> Iterator[Any]:
         job = self.job
-        if world > 1 and not job["prepared"]:
-            raise NotOffered("no resuming of samples packed by the user")
         # Ranks and world are read from the environment, as a launcher sets them.
         os.environ.update(
             RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), LOCAL_RANK=str(rank),

@@ -33,12 +33,14 @@ class Peer:
     """A loader: batches of `microbatch` records of `seq_len` + 1 tokens, from two sources of Parquet files.
 
     Attributes:
-        job: what the benchmark asks for: sources (name -> folder), tokenizer, seq_len, microbatch, threads, eos, folder
-            (where the loader may keep prepared data and caches) and the options of this entry.
+        job: what the benchmark asks for: sources (name -> folder), tokenizer, vocabulary (its size), eos, seq_len,
+            microbatch, threads, folder (where the loader may keep prepared data), cache and the options of this entry.
+        one_rank: why a run cannot go on with another number of ranks, where the loader does not offer it.
         pad_id: the token that fills records, where the loader pads at all.
     """
 
     pad_id: int | None = None
+    one_rank = ""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -259,6 +261,8 @@ class _Server:
     def elastic(self, job: dict[str, Any]) -> dict[str, Any]:
         """Do global batches stay the same when a run goes on from 1 rank to 2 and 4? Three steps of each."""
         steps, size = 3, job["microbatch"]
+        if why := self.make(job).one_rank:
+            raise NotOffered(why)
 
         def run(world: int, states: list[Any] | None, count: int) -> tuple[list[list[str]], list[Any]]:
             taken: list[list[str]] = [[] for _ in range(count)]

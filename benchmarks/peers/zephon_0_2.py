@@ -22,6 +22,7 @@ class Zephon02(Peer):
             mixture=MixtureSpec(dict.fromkeys(job["sources"], 1.0)),
             token_estimation=TokenEstimation(),
             exhausted_policy="repeat",
+            chunk_size=256,  # it refuses to repeat a source that has fewer rows than its share of a chunk
             seed=42,
         )
         self.pipeline = (

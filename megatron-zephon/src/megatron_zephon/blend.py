@@ -25,15 +25,15 @@ def recipe_of_blend(data_path: Sequence[str], *, seed: int = 1234) -> str:
         seed: Megatron's --seed.
 
     Raises:
-        RecipeError: the list is none of these, or a prefix has no .bin file.
+        RecipeError: the list is none of these, or a prefix lacks its .bin or .idx file.
     """
     if not data_path:
         raise RecipeError("--data-path is empty; expected a prefix, or pairs of weight and prefix.")
     weights = [_number(text) for text in data_path[::2]]
-    if len(data_path) % 2 == 0 and None not in weights:
-        prefixes = list(data_path[1::2])
-    else:
-        prefixes, weights = list(data_path), [_length(prefix) for prefix in data_path]
+    weighted = len(data_path) % 2 == 0 and None not in weights
+    prefixes = list(data_path[1::2] if weighted else data_path)
+    lengths = [_length(prefix) for prefix in prefixes]
+    weights = weights if weighted else list(lengths)
     names = [os.path.basename(prefix) for prefix in prefixes]
     lines = [
         "# Token ids as Megatron's preprocess_data.py wrote them, with their EOD (--append-eod).",
@@ -58,9 +58,15 @@ def _number(text: str) -> float | None:
 def _length(prefix: str) -> float:
     """Bytes of the tokens, which stand for the length."""
     try:
+        os.stat(f"{prefix}.idx")
         return float(os.path.getsize(f"{prefix}.bin"))
     except OSError:
-        raise RecipeError(f"--data-path has {prefix!r}; expected the prefix of a .bin file.") from None
+        remedies = {".toml": " It is a recipe already: pass it to --zephon-data-config."}
+        remedies |= dict.fromkeys((".bin", ".idx"), " Leave out the ending.")
+        remedy = remedies.get(os.path.splitext(prefix)[1], "")
+        raise RecipeError(
+            f"--data-path has {prefix!r}; expected the prefix of a .bin and an .idx file.{remedy}"
+        ) from None
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from argparse import Namespace
+from collections.abc import Mapping
 from typing import Any
 
 from megatron.core.num_microbatches_calculator import StepBatchsizeNumMicroBatchesCalculator
@@ -49,6 +50,8 @@ _DATASET_OPTIONS = {
     "num_dataset_builder_threads": 1,
 }
 """Options of Megatron's own datasets, which an external loader replaces, and their defaults."""
+_NUM_WORKERS = 2
+"""Megatron's default."""
 _NAMES = {"mmap_bin_files": "--no-mmap-bin-files"}
 
 
@@ -153,13 +156,18 @@ def check_options(args: Namespace) -> None:
     of_datasets = [
         _option(name) for name, default in _DATASET_OPTIONS.items() if getattr(args, name, default) != default
     ]
+    recipe = next((path for path in args.data_path or () if path.endswith(".toml")), None)
+    remedy = (
+        f"Name {recipe} there, instead of --data-path."
+        if recipe
+        else "`python -m megatron_zephon.blend` makes one of a --data-path."
+    )
     verb, them = ("applies", "it") if len(of_datasets) == 1 else ("apply", "them")
     valid, test = args.zephon_valid_data_config or [], args.zephon_test_data_config
     for wrong, text in (
         (
             not args.zephon_data_config,
-            "--zephon-data-config is missing; expected the data recipe to train on. `python -m megatron_zephon.blend` "
-            "makes one of a --data-path.",
+            "--zephon-data-config is missing; expected the data recipe to train on. " + remedy,
         ),
         (
             args.dataloader_type != "external",
@@ -263,6 +271,28 @@ def check_options(args: Namespace) -> None:
     ):
         if wrong:
             raise PipelineError(text)
+
+
+def remarks(args: Namespace, recipe: DataRecipe, fingerprint: Mapping[str, Any]) -> list[str]:
+    """What a user may not expect of this run, to be logged once."""
+    texts = []
+    if args.num_workers != _NUM_WORKERS:
+        texts.append(
+            f"--num-workers is {args.num_workers} and has no effect: the loader works in threads of its own (runner, "
+            "fetch_parallelism and pack_parallelism in the recipe)."
+        )
+    unequal = {
+        "the data end": fingerprint["end"] != "repeat",
+        "records are padded": fingerprint["pack_algorithm"] != "wrap",
+        "labels are masked": "chat" in (recipe.documents, *(source.documents for source in recipe.sources)),
+    }
+    if any(unequal.values()) and not args.calculate_per_token_loss:
+        reasons = " and ".join(reason for reason, holds in unequal.items() if holds)
+        texts.append(
+            f"records can differ in the number of places with a loss ({reasons}), and Megatron weighs all microbatches "
+            "alike: training depends on --micro-batch-size. With --calculate-per-token-loss it does not."
+        )
+    return texts
 
 
 def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-config") -> DataRecipe:

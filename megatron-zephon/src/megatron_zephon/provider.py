@@ -20,6 +20,7 @@ from megatron_zephon.checks import (
     check_special_tokens,
     eval_topology,
     read_recipe,
+    remarks,
     tokenizer_path,
     train_topology,
 )
@@ -88,6 +89,8 @@ def zephon_train_valid_test_datasets_provider(
     form = BatchForm.of(args, tokenizer.eos_id)
     train = on_all_ranks(lambda: _train_pipeline(args, recipe, topology) if rank.trains else None)
     check_same_data([] if train is None else [train.fingerprint()])
+    for remark in remarks(args, recipe, train.fingerprint()) if train is not None and not vp_stage else ():
+        print_rank_0(f"zephon: {remark}")
     if not args.skip_train:
         on_first_rank(lambda: None if train is None else compact_index(args.zephon_flush_index, train.compiled))
         place, after = go_to_place(args, train)

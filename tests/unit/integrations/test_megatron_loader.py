@@ -50,6 +50,7 @@ from megatron_zephon.checks import (
     check_special_tokens,
     eval_topology,
     read_recipe,
+    remarks,
     train_topology,
 )
 from megatron_zephon.history import Entry, check_count, read_history, with_entry, write_history
@@ -272,9 +273,13 @@ class TestOptions:
             with pytest.raises(PipelineError, match=message):
                 check_options(args_of(*line, virtual_pipeline_model_parallel_size=2))
 
-    def test_without_a_recipe_say_what_is_missing(self):
-        with pytest.raises(PipelineError, match="--zephon-data-config is missing"):
-            check_options(args_of(zephon_data_config=None))
+    @pytest.mark.parametrize(
+        "path, remedy",
+        [("x", "megatron_zephon.blend` makes one"), ("a.toml", "Name a.toml there, instead of --data-path")],
+    )
+    def test_without_a_recipe_say_what_is_missing(self, path, remedy):
+        with pytest.raises(PipelineError, match=f"--zephon-data-config is missing; .*{remedy}"):
+            check_options(args_of("--data-path", path, zephon_data_config=None))
 
     def test_choose_the_seed(self, recipe):
         assert read_recipe(recipe, args_of()).seed == 5
@@ -292,6 +297,25 @@ class TestOptions:
         for stages in ({"virtual_pipeline_model_parallel_size": 2}, {"num_layers_per_virtual_pipeline_stage": 1}):
             with pytest.raises(RecipeError, match=r"continue_from needs .* Leave out --num-layers-per-virtual-"):
                 read_recipe(later, args_of(**stages))
+
+    @pytest.mark.parametrize(
+        "settings, line, expected",
+        [
+            ("", (), []),
+            ("", ("--num-workers=2",), []),
+            ("", ("--num-workers=8",), ["--num-workers is 8 and has no effect"]),
+            ("repeat = false", (), ["(the data end), and Megatron weighs all microbatches alike"]),
+            ("repeat = false", ("--calculate-per-token-loss",), []),
+            ('pack_algorithm = "best_fit"\nrepeat = false', (), ["(the data end and records are padded)"]),
+        ],
+    )
+    def test_without_effect_and_losses_that_depend_on_microbatches_are_told(
+        self, recipe, tiny_tokenizer, settings, line, expected
+    ):
+        recipe.write_text(f"{settings}\n{recipe.read_text()}")
+        pipeline = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=SEQ, microbatch_size=1)
+        found = remarks(args_of(*line), DataRecipe.from_toml(recipe), pipeline.fingerprint())
+        assert len(found) == len(expected) and all(part in text for part, text in zip(expected, found, strict=True))
 
 
 class TestLanes:
@@ -718,9 +742,22 @@ class TestIndexedDatasets:
         pipeline = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=9, microbatch_size=1, runner="inline")
         assert next(iter(pipeline)).tokens.shape == (1, 10)
 
-    def test_that_are_not_there_are_named(self):
-        with pytest.raises(SystemExit, match=r"has 'nowhere'; expected the prefix of a .bin file"):
-            blend_main(["--data-path", "nowhere"])
+    @pytest.mark.parametrize(
+        "path, message",
+        [
+            ("nowhere", r"has 'nowhere'; expected the prefix of a .bin and an .idx file.$"),
+            ("1 nowhere", "has 'nowhere'"),
+            ("0.3 {0} 0.7 {0}x", "web_text_documentx'; expected"),
+            ("{0}.bin", "Leave out the ending"),
+            ("a.toml", "a recipe already: pass it to --zephon-data-config"),
+            ("lost", "has 'lost'"),
+        ],
+    )
+    def test_that_are_not_there_are_named(self, prefixes, tmp_path, monkeypatch, path, message):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "lost.bin").touch()  # without its .idx
+        with pytest.raises(SystemExit, match=message):
+            blend_main(["--data-path", *path.format(*prefixes).split()])
 
 
 class TestMetrics:
