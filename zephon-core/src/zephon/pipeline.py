@@ -25,6 +25,7 @@ from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.filter import Filter
 from zephon.ops.functions import MapBatches, MapTransform, Operator
+from zephon.ops.images import TokenizeImages
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
@@ -154,6 +155,10 @@ class Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
+
+    def tokenize_images(self, tokenizer_id: Any, **options: Any) -> Pipeline:
+        """Turn rows of text and images into tokens; see `zephon.ops.TokenizeImages`."""
+        return self._with(TokenizeImages, tokenizer_id=tokenizer_id, **options)
 
     def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
         """Take token ids from a column; see `zephon.ops.Pretokenized`."""
@@ -346,11 +351,7 @@ class Pipeline:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
         elif sequence_number is not None and step is None:
             number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
-            rounds, extra = divmod(number, topology.lanes)
-            if extra:
-                raise PipelineError(
-                    f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
-                )
+            rounds = topology.round_at(number, "seek sequence_number")
         else:
             raise PipelineError("seek needs either step or sequence_number.")
         topology.check_skipped(rounds * topology.width, self._skipped)
@@ -405,8 +406,6 @@ class Pipeline:
         """The description and the place in the stream; what runs is made again where it is needed."""
         account = self._stream.account() if self._stream else self._account
         return {**self.__dict__, "_account": account, "_compiled": None, "_stream": None}
-
-    # Inside
 
     def _take_over(
         self, read: RunState, options: Options, allow: Collection[str], remedy: str
