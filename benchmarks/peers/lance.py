@@ -22,6 +22,7 @@ from benchmarks.peers.protocol import NotOffered, Peer, pack, parquet_files, ser
 class LanceDB(Peer):
     def __init__(self, job: dict[str, Any]) -> None:
         super().__init__(job)
+        self.one_rank = "" if job["prepared"] else "no state of samples packed by the user"
         self.pad_id = job["vocabulary"]  # a token that the vocabulary does not have
 
     def prepared(self) -> list[Path]:
@@ -93,7 +94,7 @@ class LanceDB(Peer):
 
     def state(self) -> Any:
         if not self.job["prepared"]:
-            raise NotOffered("no state of samples packed by the user")
+            raise NotOffered(self.one_rank)
         return self.dataset.state_dict()
 
     def records(self, batch: Any) -> np.ndarray:

@@ -53,7 +53,7 @@ class Online(IterableDataset):
 
 
 class LitData(Peer):
-    one_rank = "ranks are those of torch.distributed, and states of other numbers of ranks are not merged"
+    unmeasured = "ranks are those of torch.distributed"
 
     def prepared(self) -> list[Path]:
         return [self.folder / name for name in self.job["sources"]]

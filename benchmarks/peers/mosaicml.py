@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,12 @@ class Online(StreamingDataset):
 
 
 class MosaicML(Peer):
+    unmeasured = "ranks are those of torch.distributed"
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        super().__init__(job)
+        self.one_rank = "" if job["prepared"] else "no state of samples packed by the user"
+
     def prepared(self) -> list[Path]:
         return [self.folder / name for name in self.job["sources"]]
 
@@ -57,11 +62,6 @@ class MosaicML(Peer):
 
     def open(self, rank: int = 0, world: int = 1, states: list[Any] | None = None) -> Iterator[Any]:
         job = self.job
-        # Ranks and world are read from the environment, as a launcher sets them.
-        os.environ.update(
-            RANK=str(rank), WORLD_SIZE=str(world), LOCAL_WORLD_SIZE=str(world), LOCAL_RANK=str(rank),
-            MASTER_ADDR="127.0.0.1", MASTER_PORT="29571",
-        )  # fmt: skip
         options: dict[str, Any] = {
             "streams": [Stream(local=str(folder), proportion=1.0) for folder in self.prepared()],
             "batch_size": job["microbatch"],
@@ -83,7 +83,7 @@ class MosaicML(Peer):
 
     def state(self) -> Any:
         if not self.job["prepared"]:
-            raise NotOffered("no state of samples packed by the user")
+            raise NotOffered(self.one_rank)
         return self.loader.state_dict()
 
 

@@ -36,11 +36,13 @@ class Peer:
         job: what the benchmark asks for: sources (name -> folder), tokenizer, vocabulary (its size), eos, seq_len,
             microbatch, threads, folder (where the loader may keep prepared data), cache and the options of this entry.
         one_rank: why a run cannot go on with another number of ranks, where the loader does not offer it.
+        unmeasured: why that is not measured, where the loader may offer it.
         pad_id: the token that fills records, where the loader pads at all.
     """
 
     pad_id: int | None = None
     one_rank = ""
+    unmeasured = ""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -241,7 +243,9 @@ class _Server:
         batches = peer.open()
         places = [int(job["epoch_tokens"] * share / (job["microbatch"] * job["seq_len"])) for share in SHARES]
         saved: list[tuple[bytes, list[str]]] = []
-        for n in range(places[-1] + 1):
+        next(batches)
+        peer.state()  # where there is none, that is said at once
+        for n in range(1, places[-1] + 1):
             state = pickle.dumps(peer.state()) if n in places else None
             batch = next(batches)
             if state is not None:
@@ -263,6 +267,8 @@ class _Server:
         steps, size = 3, job["microbatch"]
         if why := self.make(job).one_rank:
             raise NotOffered(why)
+        if why := self.make(job).unmeasured:
+            return {"outcome": "not measured", "message": why}
 
         def run(world: int, states: list[Any] | None, count: int) -> tuple[list[list[str]], list[Any]]:
             taken: list[list[str]] = [[] for _ in range(count)]

@@ -38,7 +38,8 @@ def _restores(figures: dict[str, Any]) -> str:
 
 
 def _elastic(figures: dict[str, Any]) -> str:
-    return {"same": "yes"}.get(figures["outcome"], f"no: {figures['outcome']} at {figures.get('at')} ranks")
+    same = {"same": "yes", "not measured": "not measured"}
+    return same.get(figures["outcome"], f"no: {figures['outcome']} at {figures.get('at')} ranks")
 
 
 def markdown(document: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.compare import ENTRIES, medians, ratios
-from benchmarks.peers import protocol
+from benchmarks.peers import protocol, report
 from benchmarks.peers.environments import REQUIREMENTS
 from benchmarks.peers.mixture import Corpus
 from benchmarks.peers.process import PeerError, PeerNotOffered, Process
@@ -91,3 +91,32 @@ def test_every_peer_has_its_environment_and_none_shares_ours():
         ours = entry.module in ("zephon_here", "limits")
         assert ours == (entry.environment == "") and (ours or entry.environment in REQUIREMENTS)
     assert len({entry.key for entry in ENTRIES}) == len(ENTRIES)
+
+
+def test_the_table_tells_what_failed_and_what_is_not_offered():
+    turns = [{"tokens": 2e6, "seconds": 1.0, "cpu_seconds": 0.1}] * 5
+    batch = {"first_batch_s": 1.5}
+    document = {
+        "date": "today", "machine": "2 cores", "bytes_per_token": 3.8, "rounds": 5, "seconds": 10,
+        "small_epoch_tokens": 2e6,
+        "corpus": {"code": {"megabytes": 1, "documents": 2, "distinct words": 0.5, "compression": 3.0}},
+        "results": {
+            "Fast": {
+                "limit": False, "before": "an index", "prepare": {"cpu_seconds": 4}, "turns": turns, **medians(turns),
+                "ratios": ratios(turns, turns), "cold": batch, "warm": batch, "peak_mb": 900,
+                "state": {"not_offered": "no state"},
+                "restore": {"10%": {"seconds": 1, "same": False}}, "quality": {"first_share": 0.47, "fill": 0.99},
+                "elastic": {"outcome": "refused", "at": 2},
+            },
+            "Missing": {"limit": False, "before": "", "turns": [], "cold": {"error": "no such package"}},
+            "Limit": {"limit": True, "before": "", "turns": turns, **medians(turns)},
+        },
+    }  # fmt: skip
+    lines = report.markdown(document).splitlines()
+    assert "| Fast | 2 (2..2) | 50 | 1 (1..1) | 1 (1..1) | 10.0 |" in lines
+    assert (
+        "| Fast | an index, 4 s of CPU | 1.50 | 1.50 | 900 | not offered | 1.00 (other data) | 3.0 | 99.0% | "
+        "no: refused at 2 ranks |" in lines
+    )
+    assert "| Missing | failed: no such package |  |  |  |  |" in lines
+    assert [line.startswith("| Limit") for line in lines].count(True) == 1

@@ -2,7 +2,9 @@
 
 import bz2
 import gzip
+import io
 import json
+import tarfile
 from itertools import chain
 
 import numpy as np
@@ -60,11 +62,23 @@ def test_fields_of_structs_may_have_dots_in_their_names(tmp_path, suffix):
         rows_of(tmp_path, "m.c.d")
 
 
+DOTTED = [{"m.a": {"b": "u"}}, {"m": {"a.b": "v"}}, {"m": {"a": {"b": "w"}}}, {"m.a.b": "x", "m": {"a.b": "no"}}, {}]
+
+
 @pytest.mark.parametrize("space", ["", " "], ids=["by Arrow", "line by line"])
 def test_keys_of_json_lines_may_have_dots_in_their_names(tmp_path, space):
-    rows = [{"m.a": {"b": "u"}}, {"m": {"a.b": "v"}}, {"m": {"a": {"b": "w"}}}, {"m.a.b": "x", "m": {"a.b": "no"}}, {}]
-    (tmp_path / "a.jsonl").write_text("".join(f"{space}{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "a.jsonl").write_text("".join(f"{space}{json.dumps(row)}\n" for row in DOTTED))
     assert rows_of(tmp_path, "m.a.b") == ["u", "v", "w", "x", None]
+
+
+def test_keys_of_json_in_tar_archives_may_have_dots_in_their_names(tmp_path):
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for n, row in enumerate(DOTTED):
+            content = json.dumps(row).encode()
+            member = tarfile.TarInfo(f"{n}.json")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    assert rows_of(tmp_path, "json.m.a.b") == ["u", "v", "w", "x", None]
 
 
 def test_parquet_reads_the_wanted_leaf_of_a_struct_alone(tmp_path):

@@ -123,3 +123,12 @@ def test_a_warning_about_the_files_of_a_dataset_is_logged_once(tmp_path, tiny_to
         (tmp_path / f"{split}.jsonl").write_text('{"text": "one"}\n' * 100)
     finished(pipeline_over(tmp_path).filter("text != 'two'"), tiny_tokenizer).explain()
     assert caplog.text.count("holds the splits") == 1
+
+
+def test_a_filter_names_a_path_into_json_in_backticks(tmp_path, tiny_tokenizer):
+    rows = [{"text": f"{n % 2}", "meta": {"lang": ["fi", "en"][n % 2]}} for n in range(90)]
+    path = written(tmp_path, rows, meta={"lang": "no"})
+    with pytest.raises(PipelineError, match=r"since meta is text, perhaps JSON: then write `meta\.lang`"):
+        next(iter(finished(pipeline_over(path).filter("meta.lang == 'fi'"), tiny_tokenizer)))
+    pipeline = finished(pipeline_over(path).filter("`meta.lang` == 'fi'"), tiny_tokenizer)
+    assert texts_of(pipeline, tiny_tokenizer) == {"0"}

@@ -186,8 +186,7 @@ def sound_table(
 
     Strings of any Arrow kind become `large_string`, binary becomes `large_binary`, dictionaries their values, the text
     column is `large_string` from any type that holds text; other types stay as they are. What is missing is null. Text
-    `as_bytes` is not looked at.
-    `first_row` is the group's first row in its shard.
+    `as_bytes` is not looked at. `first_row` is the group's first row in its shard.
 
     Raises:
         Damaged: invalid UTF-8 (names file and row), or a column whose bytes do not fit together; the rest are the rows

@@ -152,8 +152,7 @@ class TokenizeChat(EncodeOptions):
 
     @property
     def unused_columns(self) -> tuple[str, ...]:
-        """Columns that change what conversations say and are neither used nor ignored, wherever they may be: beside the
-        conversations, or beside what holds them."""
+        """Columns that change what conversations say, beside them or what holds them, neither used nor ignored."""
         parts = _PARTS | (_PARTS_OF_PROMPTS if self.extra_columns else {})
         kept = [name for name, option in parts.items() if option not in ("input", "tools") or getattr(self, option)]
         folder = self.field.rpartition(".")[0]
@@ -188,22 +187,21 @@ class TokenizeChat(EncodeOptions):
 
 @dataclass(frozen=True)
 class RefuseUnused(RowOperator):
-    """Rows that have anything in a column that `chat` does not use cannot be used: where only rows tell of it."""
+    """Rows that have anything in one of these columns cannot be used, for a reason each: where only rows tell of it."""
 
     kind: ClassVar[str] = "tokenize_chat"
-    chat: TokenizeChat
     columns: tuple[str, ...]
+    reasons: tuple[str, ...]
 
     def apply(self, rows: Rows) -> None:
-        here = [name for name in self.columns if name in rows.table.column_names]
-        held = {name: rows.table.column(name) for name in here}
-        rows.table = rows.table.drop_columns(here)
-        bad = np.zeros(len(rows.places), dtype=bool)
-        for name, column in held.items():
+        table, bad = rows.table, np.zeros(len(rows.places), dtype=bool)
+        rows.table = table.drop_columns(list(self.columns))
+        for name, reason in zip(self.columns, self.reasons, strict=True):
+            column = table.column(name)
             for index, value in enumerate(column.to_pylist() if column.null_count < len(column) else ()):
                 if value not in _NOTHING and not bad[index]:
                     bad[index] = True
-                    rows.fail(index, self.kind, self.chat.refusal(name))
+                    rows.fail(index, self.kind, reason)
         rows.keep(~bad)
 
 

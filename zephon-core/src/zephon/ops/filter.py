@@ -367,7 +367,9 @@ def _column(columns: _Columns, path: Sequence[str]) -> Any:
         if pa.types.is_null(value.type):
             return value
         if not pa.types.is_struct(value.type) or value.type.get_field_index(name) < 0:
-            raise pa.ArrowNotImplementedError(f"{'.'.join(path)} is not there, since {path[0]} has no field {name}")
+            is_text = pa.types.is_large_string(value.type)
+            why = f"is text, perhaps JSON: then write `{'.'.join(path)}`" if is_text else f"has no field {name}"
+            raise pa.ArrowNotImplementedError(f"{'.'.join(path)} is not there, since {path[0]} {why}")
         value = pc.struct_field(value, indices=[value.type.get_field_index(name)])
     if pa.types.is_dictionary(value.type):
         value = pc.cast(value, value.type.value_type)

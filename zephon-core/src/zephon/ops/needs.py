@@ -13,6 +13,7 @@ from zephon.data.dataset import Dataset
 from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
 from zephon.ops.chat import RefuseUnused, TokenizeChat
+from zephon.ops.images import TokenizeImages
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.text import DecodeText, TextTemplate
@@ -58,14 +59,15 @@ def columns_needed(
     Raises:
         PipelineError: an operator needs a column that is not there.
     """
+    renamed: dict[str, str] = {}
     if isinstance(encode, Tokenize):
         document = dataset.text_field or encode.field
         if not operators:
             return Needs({encode.field: document}, document, True, encode)
         renamed = {encode.field: document}
-    else:
-        renamed = {}
     present: Mapping[str, str | None] = dataset.columns(index_dir, skips=skips, spans=spans)
+    if isinstance(encode, TokenizeImages):
+        encode = encode.found([*present])
     finds = isinstance(encode, TokenizeChat)
     if not renamed:
         document = encode.found([*present]).field if finds else encode.field
@@ -111,14 +113,13 @@ def columns_needed(
     if finds:  # what is known of files alone is refused by now
         late = [name for name in encode.unused_columns if is_loose or ("." in name and has_column(name, present))]
         if late := [name for name in late if name not in required]:
-            operators = [RefuseUnused(encode, tuple(late)), *operators]
+            operators = [RefuseUnused(tuple(late), tuple(map(encode.refusal, late))), *operators]
             required |= dict.fromkeys(late, False)
-    read = {name: renamed.get(name, name) for name in required}
     first = next(iter(present))
-    if not read:
-        read = {first: first}
+    read = {name: renamed.get(name, name) for name in required} or {first: first}
     sized = read.get(encode.field) or next(iter(read.values()))
-    optional = {read[name]: present.get(read[name]) for name in read if is_loose or not required[name]}
+    loose = [read[name] for name, needed in required.items() if is_loose or not needed]
+    optional = {name: present.get(name) for name in loose}
     printed, operators = _with_templates(operators, present)
     exact = {name: text_name(renamed.get(name, name)) for name in printed}
     read |= {text_name(name): source for name, source in exact.items()}
@@ -148,6 +149,7 @@ def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:
             return named
         made.update(operator.makes)
     columns = encode.named_columns if isinstance(encode, TokenizeChat) else (encode.field, *encode.extra_columns)
+    made |= {Pretokenized.field} if isinstance(encode, Pretokenized) else set()  # files of one column may name it so
     return named + [name for name in columns if name not in made]
 
 

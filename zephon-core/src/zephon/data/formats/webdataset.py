@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from zephon.columns.damage import Damaged
 from zephon.columns.template import template_of
-from zephon.data.columns import missing_column, physical_columns
+from zephon.data.columns import missing_column, physical_columns, readings_in_full
 from zephon.data.formats import base
 from zephon.data.formats.base import (
     Format,
@@ -345,12 +345,14 @@ def _value(content: bytes, sample: _Sample, name: str, file: StoredFile, row: in
             f"'{file.path}' row {row} (sample '{sample.key}') has no valid JSON in '{extension}' "
             f"({str(error)[:100]}); repair or drop that sample"
         ) from error
-    for part in name[len(extension) + 1 :].split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    if value is None:
-        return None
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text.encode("utf-8", "surrogatepass")
+    for keys in readings_in_full(name[len(extension) + 1 :]):
+        found = value
+        for key in keys:
+            found = found.get(key) if isinstance(found, dict) else None
+        if found is not None:
+            text = found if isinstance(found, str) else json.dumps(found, ensure_ascii=False)
+            return text.encode("utf-8", "surrogatepass")
+    return None
 
 
 def _array(name: str, values: list[bytes | None]) -> pa.Array:
