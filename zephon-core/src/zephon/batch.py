@@ -15,20 +15,24 @@ import pyarrow as pa
 from msgspec import Meta
 
 from zephon.columns.arrow import int32_array, int64_array, string_array
+from zephon.columns.images import Images
 from zephon.columns.records import RecordBlock, positions_from
 from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
 from zephon.errors import PipelineError
+from zephon.vision.geometry import VisionSettings
 
 __all__ = ["BatchInfo", "SampleBatch"]
 
 _log = logging.getLogger("zephon")
 DEFAULT_IGNORE_INDEX = -100
 _PositionMode = Literal["preserve", "sequence"]
+_VisionForm = Literal["packed", "padded"]
+_PixelType = Literal["float32", "uint8"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
 FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
-FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen")
+FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid_thw")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,7 @@ class BatchInfo:
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
     eos_id: int | None
+    vision: VisionSettings | None = None
 
 
 class SampleBatch:
@@ -123,6 +128,7 @@ class SampleBatch:
     def digests(self) -> list[bytes]:
         """One SHA-256 per record, over its tokens and then its document starts, both as little-endian uint32.
 
+        Where a record shows images, "images", their grids as little-endian int32 and the SHA-256 of their files follow.
         Where a real token of the record is not trained on, "loss" and one bit per real token follow; where positions
         are not those counted from the document starts, "positions" and one little-endian uint32 per real token.
         """
@@ -132,10 +138,13 @@ class SampleBatch:
         loss, positions = self._block.loss, self._block.positions
         counted = None if positions is None else self._block.counted_positions()
         lengths = self._block.lengths.tolist()
+        images = self._block.images and self._block.images.digests()
         out = []
         for i in range(len(tokens)):
             digest = hashlib.sha256(tokens[i])
             digest.update(starts[edges[i] : edges[i + 1]])
+            if images and (shown := b"".join(images[edges[i] : edges[i + 1]])):
+                digest.update(b"images" + shown)
             # By what they say and not by whether they are there, which depends on what a record travelled with.
             if loss is not None and not loss[i, : lengths[i]].all():
                 digest.update(b"loss" + np.packbits(loss[i, : lengths[i]]).tobytes())
@@ -163,6 +172,8 @@ class SampleBatch:
         rename_fields: Mapping[str, str] | None = None,
         flatten: bool = False,
         as_numpy: bool = False,
+        vision: _VisionForm = "packed",
+        pixel_dtype: _PixelType = "float32",
     ) -> dict[str, Any]:
         """The batch as a model takes it: a fresh dict of torch tensors (NumPy arrays with `as_numpy`).
 
@@ -190,6 +201,12 @@ class SampleBatch:
             on the right with S, and [n]; with `flatten` one array of bounds over n * S inputs without padding, and one
             number.
 
+        pixel_values, grid_thw
+            Where documents have images: their patches in the order of the placeholders, normalized float32
+            [patches, 3 * temporal_patch_size * patch_size**2], or, as "uint8", values of one frame
+            [patches, 3 * patch_size**2]; with "padded" [images, most patches, values], filled up with zeros. grid_thw,
+            int64[images, 3], are frames, and patches high and wide.
+
         Args:
             dtype: of input_ids, labels and position_ids: a NumPy or torch dtype or its name. With "uint32" and
                 `as_numpy`, tokens are given without a copy.
@@ -208,6 +225,10 @@ class SampleBatch:
             check(_Label, ignore_index, "ignore_index", PipelineError)
         if eos_token_id is not None:
             check(_TokenId, eos_token_id, "eos_token_id", PipelineError)
+        if vision != "packed":
+            check(_VisionForm, vision, "vision", PipelineError)
+        if pixel_dtype != "float32":
+            check(_PixelType, pixel_dtype, "pixel_dtype", PipelineError)
         if shift_labels is not None:
             check(bool, shift_labels, "shift_labels", PipelineError)
         refuse_unknown(names, FIELDS, "field in rename_fields", PipelineError)
@@ -245,6 +266,8 @@ class SampleBatch:
             fields["cu_seqlens"], fields["max_seqlen"] = _bounds(starts, n, width, flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
+        if self._info.vision is not None:
+            fields |= _visual(block.images, self._info.vision, vision, pixel_dtype)
         renamed = {names.get(name, name): value for name, value in fields.items()}
         if len(renamed) < len(fields):
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
@@ -272,6 +295,25 @@ class SampleBatch:
             if block.positions is not None:
                 masks.append(block.positions[:, 1:] == 0)
         return functools.reduce(np.logical_or, masks) if masks else None
+
+
+def _visual(images: Images | None, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
+    """pixel_values and grid_thw of the images of a batch."""
+    from zephon.vision.pixels import normalized
+
+    if images is None or images.patches is None:
+        empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
+        images = Images.none(0).with_patches(empty, np.zeros(0, dtype=bool))
+    counts = images.patch_counts
+    grids = np.ones((len(counts), 3), dtype=np.int64)
+    grids[:, 1:] = images.grids[:, :2]
+    assert images.patches is not None
+    values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
+    if form == "padded":
+        padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
+        padded[np.arange(padded.shape[1]) < counts[:, None]] = values
+        values = padded
+    return {"pixel_values": values, "grid_thw": grids}
 
 
 @functools.cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -25,6 +26,7 @@ from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.filter import Filter
 from zephon.ops.functions import MapBatches, MapTransform, Operator
+from zephon.ops.images import TokenizeImages
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
@@ -54,8 +56,8 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 50, title="an integer from 0 to 2**5
 class Pipeline:
     """A stream of training batches, described step by step.
 
-    Every method that adds an operator or changes options gives a new pipeline and leaves this one alone. Iterating
-    goes on where the last iteration stopped; after the end of a finite stream the next iteration starts over.
+    Operators and options come first; each gives a new pipeline and leaves this one alone. Then come restore, seek and
+    skip. Iterating goes on where it stopped; after the end of a finite stream the next iteration starts over.
     """
 
     def __init__(self, source: WorkSource) -> None:
@@ -107,11 +109,7 @@ class Pipeline:
         return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
 
     def options(self, **changes: Any) -> Pipeline:
-        """Set options; see `zephon.config.options.Options`.
-
-        Raises:
-            PipelineError: an option is unknown or unusable.
-        """
+        """Set options; see `zephon.config.options.Options`, which refuses what is unknown or unusable."""
         return self._derive(options=self._options.changed(changes))
 
     # Operators on rows. Each takes columns, datasets and runner as options.
@@ -154,6 +152,10 @@ class Pipeline:
         """Turn a column of conversations into tokens, trained on where the assistant speaks; see
         `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
+
+    def tokenize_images(self, tokenizer_id: Any, **options: Any) -> Pipeline:
+        """Turn rows of text and images into tokens; see `zephon.ops.TokenizeImages`."""
+        return self._with(TokenizeImages, tokenizer_id=tokenizer_id, **options)
 
     def pretokenized(self, field: str = "input_ids", **options: Any) -> Pipeline:
         """Take token ids from a column; see `zephon.ops.Pretokenized`."""
@@ -285,9 +287,10 @@ class Pipeline:
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
         if self._options.canonical_replicas == "auto":
-            fixed = self._derive(options=self._options.changed({"canonical_replicas": read.lanes_total}))
+            fixed = copy(self)
+            fixed._options = self._options.changed({"canonical_replicas": read.lanes_total})
             same = self._compiled is not None and self._compiled.topology.lanes == read.lanes_total
-            fixed._compiled, fixed._skipped = self._compiled if same else None, self._skipped
+            fixed._compiled = self._compiled if same else None
             fixed.restore(read, allow_changes=allow_changes, remedy=remedy)
             self.close()
             self.__dict__.update(fixed.__dict__)
@@ -346,11 +349,7 @@ class Pipeline:
             rounds = check(_Number, step, "seek step", PipelineError) * self._rounds_per_step()
         elif sequence_number is not None and step is None:
             number = check(_Number, sequence_number, "seek sequence_number", PipelineError)
-            rounds, extra = divmod(number, topology.lanes)
-            if extra:
-                raise PipelineError(
-                    f"seek sequence_number is {sequence_number}; expected a multiple of {topology.lanes} (lanes)."
-                )
+            rounds = topology.round_at(number, "seek sequence_number")
         else:
             raise PipelineError("seek needs either step or sequence_number.")
         topology.check_skipped(rounds * topology.width, self._skipped)
@@ -379,8 +378,8 @@ class Pipeline:
         self.compiled.topology.check_skipped(self._entered, skipped)
         self.close()
         self._skipped = skipped
-        begin, end = (each * per_step * self.compiled.topology.lanes for each in (first, last))
-        _log.info("left out: steps %d to %d, which are records %d to %d", first + 1, last, begin, end - 1)
+        batch = per_step * self.compiled.topology.lanes
+        _log.info("left out: steps %d to %d, records %d to %d", first + 1, last, first * batch, last * batch - 1)
         return self
 
     @property
@@ -405,8 +404,6 @@ class Pipeline:
         """The description and the place in the stream; what runs is made again where it is needed."""
         account = self._stream.account() if self._stream else self._account
         return {**self.__dict__, "_account": account, "_compiled": None, "_stream": None}
-
-    # Inside
 
     def _take_over(
         self, read: RunState, options: Options, allow: Collection[str], remedy: str
@@ -494,6 +491,8 @@ class Pipeline:
         return self._derive(operators=(*self._operators, kind(*args, **options)))
 
     def _derive(self, *, operators: tuple[Any, ...] | None = None, options: Options | None = None) -> Pipeline:
+        if self._entered or self._skipped:
+            raise PipelineError("options and operators come before restore, seek and skip. Set them there.")
         new = Pipeline(self._source)
         new._operators = self._operators if operators is None else operators
         new._options = options or self._options

@@ -91,7 +91,7 @@ def verify(
             targets[0].absolute(), tokenizer, seq_len, global_batch, lanes, microbatch_size or 8, runner, steps, finite
         )
         # Errors of the recipe show here, and its indexes are built, before any process starts.
-        open_pipeline(
+        pipeline = open_pipeline(
             recipe,
             tokenizer,
             seq_len,
@@ -99,7 +99,13 @@ def verify(
             global_batch=global_batch,
             canonical_replicas=lanes,
             runner=runner,
-        ).explain()
+        )
+        if pipeline.awaits_state:
+            raise PipelineError(
+                f"{targets[0]} takes over from another run (continue_from); expected a recipe that begins at record 0. "
+                "Compare the ledgers of two such runs."
+            )
+        pipeline.explain()
         identical = _verify_recipe(setup, degrees, resumes, plot, keep)
     if not identical:
         raise typer.Exit(1)

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from zephon.columns.damage import Lost
 from zephon.columns.faults import RowFault
+from zephon.columns.images import Images
 
 
 def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -116,6 +117,7 @@ class TokenBlock:
         rows_dropped: int64[n_datasets], rows that operators left out on purpose; None where none could.
         rows_failed: int64[n_datasets], rows left out because they could not be used; None where none could.
         faults: by chunk, the rows that could not be used, in order.
+        images: those of each document; None where there are none.
     """
 
     tokens: np.ndarray
@@ -132,6 +134,7 @@ class TokenBlock:
     rows_dropped: np.ndarray | None = None
     rows_failed: np.ndarray | None = None
     faults: tuple[tuple[int, tuple[RowFault, ...]], ...] = ()
+    images: Images | None = None
 
     def from_position(self, position: int) -> TokenBlock:
         """The documents of rows from place `position` of the chunk on."""
@@ -147,6 +150,7 @@ class TokenBlock:
             loss=None if self.loss is None else self.loss[cut:],
             positions=None if self.positions is None else self.positions[cut:],
             begin=None if self.begin is None else self.begin[first:],
+            images=None if self.images is None else self.images.slice(first, len(self.images)),
         )
 
     def take(self, docs: np.ndarray) -> TokenBlock:
@@ -162,6 +166,7 @@ class TokenBlock:
             begin=None if self.begin is None else self.begin[docs],
             loss=None if self.loss is None else self.loss[items],
             positions=None if self.positions is None else self.positions[items],
+            images=None if self.images is None else self.images.take(docs),
         )
 
 
@@ -180,6 +185,7 @@ class RecordBlock:
         loss: bool[n, record_length], True where the token is trained on as a label; None where all are. Undefined at
             padding.
         positions: int32[n, record_length], the position of each token; None where they are `counted_positions`.
+        images: those of each span; None where there are none.
     """
 
     tokens: np.ndarray
@@ -191,6 +197,7 @@ class RecordBlock:
     span_token: np.ndarray
     loss: np.ndarray | None = None
     positions: np.ndarray | None = None
+    images: Images | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -210,6 +217,7 @@ class RecordBlock:
             span_offsets=self.span_offsets[start : stop + 1] - low,
             loss=None if self.loss is None else self.loss[start:stop],
             positions=None if self.positions is None else self.positions[start:stop],
+            images=None if self.images is None else self.images.slice(low, high),
             **{name: getattr(self, name)[low:high] for name in _PER_SPAN},
         )
 
@@ -254,11 +262,12 @@ class RecordBlock:
     @staticmethod
     def filler(count: int, record_length: int, token: int) -> RecordBlock:
         """`count` records without a real token, every place holding `token`."""
+        columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in _PER_SPAN.items()}
         return RecordBlock(
             tokens=np.full((count, record_length), token, dtype=np.uint32),
             lengths=np.zeros(count, dtype=np.int32),
             span_offsets=np.zeros(count + 1, dtype=np.int64),
-            **{name: np.empty(0, dtype=dtype) for name, dtype in _PER_SPAN.items()},
+            **columns,
         )
 
     @staticmethod
@@ -273,6 +282,7 @@ class RecordBlock:
             span_offsets=_joined_offsets([block.span_offsets for block in blocks]),
             loss=np.concatenate(losses) if losses else None,
             positions=np.concatenate(positions) if positions else None,
+            images=_images(blocks),
             **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in _PER_SPAN},
         )
 
@@ -285,19 +295,25 @@ class RecordBlock:
         place = np.full(sum(map(len, blocks)), -1, dtype=np.int64)
         place[order] = np.arange(len(order), dtype=np.int64)
         items, span_offsets = ragged_take(_joined_offsets([block.span_offsets for block in blocks]), order)
-        losses, positions = _losses(blocks), _positions(blocks)
+        losses, positions, images = _losses(blocks), _positions(blocks), _images(blocks)
         return RecordBlock(
             tokens=_scattered([block.tokens for block in blocks], place, len(order)),
             lengths=np.concatenate([block.lengths for block in blocks])[order],
             span_offsets=span_offsets,
             loss=_scattered(losses, place, len(order)) if losses else None,
             positions=_scattered(positions, place, len(order)) if positions else None,
+            images=None if images is None else images.take(items),
             **{name: np.concatenate([getattr(block, name) for block in blocks])[items] for name in _PER_SPAN},
         )
 
 
 _PER_SPAN = {"span_start": np.int32, "span_dataset": np.int32, "span_row": np.int64, "span_token": np.int64}
 """Columns of a `RecordBlock` with a value per span."""
+
+
+def _images(blocks: Sequence[RecordBlock]) -> Images | None:
+    """The images of the spans of all blocks; None where no block has any."""
+    return Images.concat([block.images for block in blocks], [len(block.span_row) for block in blocks])
 
 
 def _losses(blocks: Sequence[RecordBlock]) -> list[np.ndarray]:

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from zephon.config.keys import Limit, Positive, Whole, check
-from zephon.errors import TopologyError
+from zephon.errors import PipelineError, TopologyError
 
 MAX_AUTO_LANES = 256
 FEED_BYTES = 1 << 30
@@ -214,6 +214,12 @@ class Topology:
         """Records that `feed` has given when this group has used `local_records`; of a shared feed in whole rounds."""
         full, part = divmod(local_records, self.width)
         return full * self.lanes_per_feed + (self.lanes_per_feed == 1 and feed - self.owned.start < part)
+
+    def round_at(self, number: int, name: str) -> int:
+        """The round whose first record has this sequence number, which messages call `name`."""
+        if number % self.lanes:
+            raise PipelineError(f"{name} is {number}; expected a multiple of {self.lanes} (lanes).")
+        return number // self.lanes
 
     def sequence_numbers(self, start: int, count: int) -> np.ndarray:
         """Sequence numbers int64[count] of this group's records `start` to `start + count`."""

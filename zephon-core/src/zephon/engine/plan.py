@@ -17,6 +17,7 @@ from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Curriculum
 from zephon.data.reader import JoinedDatasets, OpenDataset
+from zephon.engine.pixels import PixelStage
 from zephon.ops.base import Orderer, PackCounts, Packer
 from zephon.ops.bins import BinPacker
 from zephon.ops.documents import DocumentWorker
@@ -180,6 +181,7 @@ class Plan:
         kinds: int64[n_datasets], the kind of each dataset; a homogeneous record holds one kind only.
         faults: what happens to rows that cannot be used.
         stateful: the accumulator of a stateful transform, between `fetch` and `tokenize`.
+        pixels: what decodes images; None where there are none.
         logged: the stretches of rows that cannot be used that this process has logged.
         remedy: advice for the error that no row has tokens.
     """
@@ -205,6 +207,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
+    pixels: PixelStage | None = None
     logged: set[Any] = field(default_factory=set)
     remedy: str = "name another column (text_field, field), or look at what the operators leave of the text"
 
@@ -256,6 +259,8 @@ class Plan:
             stretch=self.stretch,
             pad_token=self.pad_token,
             counts=counts,
+            max_images=pack.max_images,
+            max_patches=pack.max_patches,
         )
 
     @property

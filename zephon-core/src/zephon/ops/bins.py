@@ -14,23 +14,27 @@ from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter, itemgetter
+from typing import NamedTuple
 
 import numpy as np
 
+from zephon.columns.images import Images
 from zephon.columns.records import Pointer, RecordBlock, TokenBlock
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
 _room = attrgetter("room")
 _NOWHERE = (-1, -1, -1)
+_NO_LIMIT = 1 << 62
 _WASTE = 16
 """Draining is tried where its padding could be less than this part of a record ..."""
 _TRIALS = 32
 """... and about so many times before it is done in any case."""
 
 # A document, or a part of one, on its way into a record: number of the document, its first token here, how many
-# tokens, where they lie (part and place in it), dataset, row, and the tokens of the row before the document.
-_Piece = tuple[int, int, int, Part, int, int, int, int]
+# tokens, where they lie (part and place in it), dataset, row, the tokens of the row before the document, its images,
+# and how many images and patches it has.
+_Piece = tuple[int, int, int, Part, int, int, int, int, Images | None, tuple[int, int]]
 _in_order = itemgetter(0, 1)
 
 
@@ -40,6 +44,14 @@ class _Bin:
 
     room: int
     pieces: list[_Piece] = field(default_factory=list)
+    images: int = 0
+    patches: int = 0
+
+    def put(self, piece: _Piece) -> None:
+        self.room -= piece[2]
+        self.pieces.append(piece)
+        self.images += piece[9][0]
+        self.patches += piece[9][1]
 
 
 class BinPacker:
@@ -63,6 +75,8 @@ class BinPacker:
         stretch: records after which the lane is to be drained.
         pad_token: what padding holds.
         counts: where to count.
+        max_images, max_patches: most images and patches in a record; None is no limit. A document that has more of them
+            is left out, and so is one with images that is longer than a record.
     """
 
     def __init__(
@@ -77,13 +91,16 @@ class BinPacker:
         stretch: int,
         pad_token: int,
         counts: PackCounts | None = None,
+        max_images: int | None = None,
+        max_patches: int | None = None,
     ) -> None:
         self.records = 0
         self.tokens_left_out = 0
         self._length = record_length
+        self._limits = _Limits(max_documents or _NO_LIMIT, max_images or _NO_LIMIT, max_patches or _NO_LIMIT)
         self._first_fit = algorithm == "first_fit"
         self._cut = algorithm == "best_fit_wrap"
-        self._num_bins, self._max_documents, self._split = num_bins, max_documents, split
+        self._num_bins, self._split = num_bins, split
         self._kinds = kinds
         self._stretch = stretch
         self._pad_token = pad_token
@@ -102,19 +119,22 @@ class BinPacker:
         """Take documents; gives jobs for the records that are closed."""
         part = Part(block.tokens, block.loss, block.positions)
         lengths = np.diff(block.offsets)
+        images, patches = _images_of(block)
         long = lengths > self._length
+        shown = (images > self._limits.images) | (patches > self._limits.patches) | (long & (images > 0))
         self._counts.documents += int((lengths > 0).sum())
         self._counts.oversized += int(long.sum())
-        if not self._split and long.any():
-            self._counts.dropped += int(long.sum())
-            self._counts.dropped_tokens += int(lengths[long].sum())
-            lengths = np.where(long, 0, lengths)
+        if (dropped := shown if self._split else long | shown).any():
+            self._counts.dropped += int(dropped.sum())
+            self._counts.dropped_tokens += int(lengths[dropped].sum())
+            lengths = np.where(dropped, 0, lengths)
         jobs: list[Job] = []
         last = -1
         before = np.zeros_like(lengths) if block.begin is None else block.begin
         columns = (lengths, block.offsets, block.dataset, block.row, before, self._kinds[block.dataset], block.position)
-        for length, begin, dataset, row, earlier, kind, position in zip(
-            *(column.tolist() for column in columns), strict=False
+        shows = zip(images.tolist(), patches.tolist(), strict=True)
+        for n, (length, begin, dataset, row, earlier, kind, position, show) in enumerate(
+            zip(*(column.tolist() for column in columns), shows, strict=False)
         ):
             # A lane is entered at a row, which may be several documents.
             if position != last:
@@ -124,7 +144,8 @@ class BinPacker:
                     self._origin = block.chunk, position, 0
                 last = position
             if length:
-                self._add((self._documents, 0, length, part, begin, dataset, row, earlier), kind)
+                own = block.images.slice(n, n + 1) if block.images is not None else None
+                self._add((self._documents, 0, length, part, begin, dataset, row, earlier, own, show), kind)
                 self._documents += 1
         if self._closed:
             jobs.append(self._job())
@@ -151,7 +172,7 @@ class BinPacker:
             piece = _tail(piece, self._length)
         bins = self._open.setdefault(kind, [])
         self._held.setdefault(kind, 0)
-        while (at := self._find(bins, piece[2])) == len(bins) and self._count == self._num_bins:
+        while (at := self._find(bins, piece)) == len(bins) and self._count == self._num_bins:
             if self._cut and bins:
                 full = bins[0]
                 full.pieces.append(_head(piece, full.room))
@@ -167,10 +188,9 @@ class BinPacker:
         else:
             target = bins[at]
         self._counts.split += piece is not whole
-        target.room -= piece[2]
-        target.pieces.append(piece)
+        target.put(piece)
         self._held[kind] += piece[2]
-        if not target.room or len(target.pieces) == self._max_documents:
+        if self._limits.fill(target):
             self._close_bin(kind, at)
         elif not self._first_fit:
             del bins[at]
@@ -184,11 +204,12 @@ class BinPacker:
         bins = self._open[kind]
         return bins[self._fullest(bins)].room
 
-    def _find(self, bins: list[_Bin], length: int) -> int:
-        """The bin to put `length` tokens into, or `len(bins)` where none has room."""
+    def _find(self, bins: list[_Bin], piece: _Piece) -> int:
+        """The bin to put a piece into, or `len(bins)` where none has room."""
         if self._first_fit:
-            return next((i for i, held in enumerate(bins) if held.room >= length), len(bins))
-        return bisect_left(bins, length, key=_room)
+            fits = (i for i, held in enumerate(bins) if held.room >= piece[2] and self._limits.admit(held, piece))
+            return next(fits, len(bins))
+        return self._limits.fullest(bins, piece)
 
     def _close(self, pieces: list[_Piece]) -> None:
         self._closed.append(pieces)
@@ -219,7 +240,7 @@ class BinPacker:
         for kind, bins in self._open.items():
             pieces = sorted((p for one in bins for p in one.pieces), key=lambda p: (-p[2], p[0], p[1]))
             least = -(-self._held[kind] // self._length)
-            new = _packed(pieces, self._length, self._max_documents, least if self._cut else None)
+            new = _packed(pieces, self._length, self._limits, least if self._cut else None)
             # Packing anew is better nearly always, but not by a law.
             records += new if len(new) <= len(bins) else [one.pieces for one in bins]
         for record in records:
@@ -265,9 +286,12 @@ class BinPacker:
         self.records += count
         self._counts.records += count
         self._counts.tokens += int(sizes.sum())
-        return Job(
-            lambda: fill_columns(block, _gathered(records, length, pad_token)), count * length * 4, origins, fresh
-        )
+
+        def run() -> RecordBlock:
+            block.images = Images.concat([piece[8] for piece in pieces], [1] * len(pieces))
+            return fill_columns(block, _gathered(records, length, pad_token))
+
+        return Job(run, count * length * 4, origins, fresh)
 
     def _let_go_of(self, part: Part) -> None:
         """Copy what is held of a block, so that a few tokens do not keep all of it alive."""
@@ -275,10 +299,45 @@ class BinPacker:
             for one in bins:
                 pieces = one.pieces
                 for i in range(len(pieces) - 1, -1, -1):
-                    number, token, size, home, begin = pieces[i][:5]
+                    number, token, size, home, begin, dataset, row, earlier, images, show = pieces[i]
                     if home is not part:
                         break
-                    pieces[i] = (number, token, size, home.slice(begin, begin + size).copy(), 0, *pieces[i][5:])
+                    own = None if images is None else images.take(np.zeros(1, dtype=np.int64))
+                    home = home.slice(begin, begin + size).copy()
+                    pieces[i] = (number, token, size, home, 0, dataset, row, earlier, own, show)
+
+
+class _Limits(NamedTuple):
+    """Most documents, images and patches of a record."""
+
+    documents: int
+    images: int
+    patches: int
+
+    def admit(self, held: _Bin, piece: _Piece) -> bool:
+        """Whether a bin can show the images of a piece besides its own."""
+        images, patches = piece[9]
+        return held.images + images <= self.images and held.patches + patches <= self.patches
+
+    def fullest(self, bins: Sequence[_Bin], piece: _Piece) -> int:
+        """Of bins by room, the first with room for a piece; their number where none has."""
+        at = bisect_left(bins, piece[2], key=_room)
+        while at < len(bins) and not self.admit(bins[at], piece):
+            at += 1
+        return at
+
+    def fill(self, held: _Bin) -> bool:
+        """Whether a bin takes no more."""
+        return not held.room or len(held.pieces) == self.documents
+
+
+def _images_of(block: TokenBlock) -> tuple[np.ndarray, np.ndarray]:
+    """int64[n_docs] each: images and patches of each document."""
+    if block.images is None:
+        none = np.zeros(len(block.row), dtype=np.int64)
+        return none, none
+    patches = np.concatenate([[0], np.cumsum(block.images.patch_counts)])
+    return np.diff(block.images.offsets), np.diff(patches[block.images.offsets])
 
 
 def _head(piece: _Piece, size: int) -> _Piece:
@@ -290,7 +349,7 @@ def _tail(piece: _Piece, begun: int) -> _Piece:
     return number, token + begun, size - begun, part, begin + begun, *piece[5:]
 
 
-def _packed(pieces: Sequence[_Piece], length: int, max_documents: int | None, limit: int | None) -> list[list[_Piece]]:
+def _packed(pieces: Sequence[_Piece], length: int, limits: _Limits, limit: int | None) -> list[list[_Piece]]:
     """The pieces as records, each put into the fullest that has room for it.
 
     Args:
@@ -300,7 +359,7 @@ def _packed(pieces: Sequence[_Piece], length: int, max_documents: int | None, li
     bins: list[_Bin] = []  # those that can take more, by room
     for whole in pieces:
         piece = whole
-        while (at := bisect_left(bins, piece[2], key=_room)) == len(bins):
+        while (at := limits.fullest(bins, piece)) == len(bins):
             if limit is None or len(records) < limit or not bins:
                 bins.append(_Bin(length))
                 records.append(bins[-1].pieces)
@@ -309,9 +368,8 @@ def _packed(pieces: Sequence[_Piece], length: int, max_documents: int | None, li
             full.pieces.append(_head(piece, full.room))
             piece = _tail(piece, full.room)
         target = bins.pop(at)
-        target.room -= piece[2]
-        target.pieces.append(piece)
-        if target.room and len(target.pieces) != max_documents:
+        target.put(piece)
+        if not limits.fill(target):
             insort(bins, target, key=_room)
     return records
 

@@ -103,6 +103,7 @@ class DocumentWorker:
             rows_skipped=self._count(block, fate == _BLANK),
             loss=documents.loss,
             positions=documents.positions,
+            images=documents.images,
             begin=begin,
             **self._account(block, fate, failed),
         )

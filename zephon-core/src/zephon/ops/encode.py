@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from zephon.columns.images import Images
 from zephon.columns.records import ragged_take
 from zephon.config.keys import Positive, Workers, check_keys, key, settings_of
 from zephon.config.settings import SpecialTokens
@@ -82,8 +83,8 @@ class EncodeOptions:
 class Documents:
     """Documents as tokens uint32[n_tokens] with offsets int64[n_docs + 1], in the order of the rows they came from.
 
-    `places` int64[n_docs] are those rows of the block, `blank` the rows without any content; loss and positions are as
-    in `TokenBlock`.
+    `places` int64[n_docs] are those rows of the block, `blank` the rows without any content; the others are as in
+    `TokenBlock`.
     """
 
     tokens: np.ndarray
@@ -92,6 +93,7 @@ class Documents:
     blank: np.ndarray
     loss: np.ndarray | None = None
     positions: np.ndarray | None = None
+    images: Images | None = None
 
     @staticmethod
     def merged(parts: Sequence[Documents]) -> Documents:
@@ -113,6 +115,7 @@ class Documents:
             pairs = zip(columns, parts, strict=True)
             return np.concatenate([np.full(len(p.tokens), default, kind) if c is None else c for c, p in pairs])[items]
 
+        images = Images.concat([part.images for part in parts], [len(part.places) for part in parts])
         return Documents(
             tokens=np.concatenate([part.tokens for part in parts])[items],
             offsets=offsets,
@@ -120,6 +123,7 @@ class Documents:
             blank=np.concatenate([part.blank for part in parts]),
             loss=joined("loss", True, np.bool_),
             positions=joined("positions", -1, np.int32),  # -1 counts from the start of the document, see `WrapPacker`
+            images=None if images is None else images.take(order),
         )
 
 

@@ -13,6 +13,7 @@ from zephon.data.dataset import Dataset
 from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
 from zephon.ops.chat import RefuseUnused, TokenizeChat
+from zephon.ops.images import TokenizeImages
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.text import DecodeText, TextTemplate
@@ -65,6 +66,8 @@ def columns_needed(
             return Needs({encode.field: document}, document, True, encode)
         renamed = {encode.field: document}
     present: Mapping[str, str | None] = dataset.columns(index_dir, skips=skips, spans=spans)
+    if isinstance(encode, TokenizeImages):
+        encode = encode.found([*present])
     finds = isinstance(encode, TokenizeChat)
     if not renamed:
         document = encode.found([*present]).field if finds else encode.field

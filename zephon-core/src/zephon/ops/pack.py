@@ -15,6 +15,7 @@ from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
 _NAMED_APART = ("max_length", "algorithm")  # the settings that fingerprints have under names of their own
+_RECENT = ("max_images", "max_patches")  # those that fingerprints of earlier versions lack
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class PackFlat:
     max_documents_per_record: Positive | None = key(
         None, "Most documents, or parts of them, in a record; None is no limit."
     )
+    max_images: Positive | None = key(None, "Most images in a record; None is no limit.")
+    max_patches: Positive | None = key(None, "Most patches of images in a record; None is no limit.")
     homogeneity: Literal["none", "group", "full"] = key(
         "none", '"full": a record holds documents of one dataset; "group": of datasets of one group; "none": of any.'
     )
@@ -53,7 +56,7 @@ class PackFlat:
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, f"{self.kind} ")
         if self.algorithm == "wrap":
-            for each in ("max_documents_per_record", "homogeneity", "oversized"):
+            for each in ("max_documents_per_record", "max_images", "max_patches", "homogeneity", "oversized"):
                 if (value := getattr(self, each)) != keys_of(type(self))[each].default:
                     raise PipelineError(
                         f'{self.kind} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
@@ -74,7 +77,9 @@ class PackFlat:
         """Everything that decides the data besides `max_length`, in a few words."""
         if not self.has_bins:
             return self.algorithm
-        others = (f" {name}={value}" for name, value in settings_of(self).items() if name not in _NAMED_APART)
+        settings = {name: value for name, value in settings_of(self).items() if name not in _NAMED_APART}
+        unset = [name for name in _RECENT if settings[name] is None]
+        others = (f" {name}={value}" for name, value in settings.items() if name not in unset)
         return self.algorithm + "".join(others)
 
 

@@ -24,12 +24,14 @@ from zephon.curriculum.source import WorkSource
 from zephon.data.catalog import Catalog
 from zephon.data.reader import OpenDataset
 from zephon.engine.engine import Engine, EngineSetup
+from zephon.engine.pixels import PixelStage
 from zephon.engine.plan import Plan
 from zephon.engine.processes.isolated import IsolatedEngine
 from zephon.engine.start import start_engine
 from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Encoder
+from zephon.ops.images import TokenizeImages
 from zephon.ops.needs import Needs
 from zephon.ops.pack import PackFlat
 from zephon.ops.rows import RowOperator
@@ -43,6 +45,7 @@ from zephon.run.operators import Operators
 from zephon.run.state import Earlier, RunState
 from zephon.tokenizer.specials import resolve_special_tokens
 from zephon.tokenizer.tokenizer import Tokenizer
+from zephon.vision.geometry import VisionSettings
 
 _log = logging.getLogger("zephon")
 _SpecialIds = tuple[int | None, int | None]
@@ -51,6 +54,7 @@ _SpecialIds = tuple[int | None, int | None]
 _LEAST_ROW_BYTES = 64.0
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
+_PIXEL_BYTES = 64 << 20  # of patches decoded ahead
 _REMOTE_FETCHERS = 4
 _READAHEAD_BYTES = 256 << 20
 
@@ -90,6 +94,11 @@ class Compiled:
     def digest(self) -> str:
         """One SHA-256 over the fingerprint, the measured ratios and the history."""
         return self.state({}, 0, ()).data
+
+    @property
+    def vision(self) -> VisionSettings | None:
+        """How the model sees images, where there are any."""
+        return None if self.plan.pixels is None else self.plan.pixels.vision
 
     @property
     def lane_history(self) -> dict[int, int]:
@@ -228,6 +237,9 @@ def compile_pipeline(
     remote = any(dataset.remote for dataset in datasets)
     if options.fetch_parallelism or remote:
         workers["fetch"] = options.fetch_parallelism or _REMOTE_FETCHERS
+    vision = _vision_of(needs)
+    if vision is not None:
+        workers["vision"] = workers["tokenize"]
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -260,6 +272,7 @@ def compile_pipeline(
         kinds=kinds,
         faults=options.faults,
         stateful=None if stateful is None else StatefulStage(stateful, worker(before), names, types),
+        pixels=None if vision is None else PixelStage(vision, names, locate, options.faults, _PIXEL_BYTES),
     )
     return Compiled(
         source=source,
@@ -377,6 +390,14 @@ def _encoders(
     if eos is None and tokenizer is not None and not all(isinstance(op, Tokenize) for op in operators.encode):
         eos = tokenizer.eos_id  # documents bring their own
     return [by_operator[need.encode] for need in needs], (bos, eos)
+
+
+def _vision_of(needs: Sequence[Needs]) -> VisionSettings | None:
+    """How the model sees images, where there are any."""
+    found = list(dict.fromkeys(need.encode.vision for need in needs if isinstance(need.encode, TokenizeImages)))
+    if len(found) > 1:
+        raise PipelineError("tokenize_images has different vision settings for several datasets; a model has one.")
+    return found[0] if found else None
 
 
 def _details(need: Needs, chain: Sequence[RowOperator], encoder: Encoder, special: _SpecialIds) -> dict[str, str]:

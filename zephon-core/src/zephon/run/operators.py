@@ -12,6 +12,7 @@ from zephon.errors import PipelineError
 from zephon.ops.batch import Batch
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.encode import EncodeOptions
+from zephon.ops.images import TokenizeImages
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat
 from zephon.ops.pretokenized import Pretokenized
@@ -23,7 +24,7 @@ from zephon.ops.tokenize import Tokenize
 # In their order; of the first two kinds there may be several.
 _PLACES: tuple[tuple[type, ...], ...] = (
     (RowOperator,),
-    (Tokenize, TokenizeChat, Pretokenized),
+    (Tokenize, TokenizeChat, TokenizeImages, Pretokenized),
     (EnsureMixture,),
     (PackFlat,),
     (Shuffle,),
@@ -60,7 +61,7 @@ class Operators:
     """
 
     rows: tuple[RowOperator, ...]
-    encode: tuple[Tokenize | TokenizeChat | Pretokenized, ...]
+    encode: tuple[Tokenize | TokenizeChat | TokenizeImages | Pretokenized, ...]
     mixture: EnsureMixture | None
     pack: PackFlat
     shuffle: Shuffle | None
@@ -95,6 +96,12 @@ class Operators:
             raise PipelineError(
                 f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.kind} '
                 f"has the algorithm {pack.algorithm!r}; take one or the other."
+            )
+        shows = any(isinstance(each, TokenizeImages) for each in encode)
+        if shows and pack.algorithm not in ("best_fit", "first_fit"):
+            raise PipelineError(
+                f'{pack.kind} algorithm is "{pack.algorithm}", which cuts documents, and an image cannot be cut; '
+                'take "best_fit" or "first_fit".'
             )
         return Operators(tuple(rows), tuple(encode), mixture, pack, shuffle, batch)
 

@@ -56,7 +56,8 @@ class BatchStream:
         self.failed = False
         self.process = os.getpid()
         self._compiled, self._plan, self._topology = compiled, plan, topology
-        self._info = BatchInfo(plan.dataset_names, tuple(d.catalog for d in compiled.datasets), compiled.special[1])
+        catalogs = tuple(dataset.catalog for dataset in compiled.datasets)
+        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], compiled.vision)
         self._cursor = self._begun = cursor
         self._reached = cursor  # within a batch not handed out yet
         self._given = np.zeros(len(plan.dataset_names), dtype=np.int64)

@@ -91,11 +91,13 @@ class Shard:
         file: the file.
         codec: that of a file that is compressed as a whole, whose groups count uncompressed bytes; else None.
         schema: of all columns.
+        is_utf8: whether `scan` found no text in another encoding.
         digest: that of `scan`, where opening a file gives it as well: a file that has changed is then refused.
     """
 
     schema: pa.Schema
     digest: str | None = None
+    is_utf8: bool = True
 
     def __init__(self, file: StoredFile, codec: str | None = None) -> None:
         self.file, self.codec = file, codec
@@ -186,6 +188,8 @@ class Format:
                 check_columns(shard.schema, [size_column], text_column, file.path)
             columns = {field.name: _type_name(field.type) for field in with_paths(shard.schema, size_column)}
             digest, groups = shard.scan(size_column)
+            if is_text and not shard.is_utf8:
+                raise ValueError("no UTF-8")
             found = ShardScan(digest, columns, groups)
             if not columns and len(found.groups):  # without rows it is an empty frame, whose columns nobody has named
                 check_columns(shard.schema, [size_column], text_column, file.path)

@@ -12,16 +12,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
-from zephon.data.formats.base import (
-    LFS_POINTER,
-    Format,
-    Group,
-    Groups,
-    Shard,
-    ShardScan,
-    corrupt_data_errors,
-    read_exactly,
-)
+from zephon.data.formats.base import LFS_POINTER, Format, Group, Groups, Shard, read_exactly
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
@@ -40,19 +31,13 @@ class PlainText(Format):
     def open_shard(self, file: StoredFile) -> Shard:
         return _TextShard(file)
 
-    def scan(self, file: StoredFile, size_column: str, is_text: bool = True) -> ShardScan:
-        if is_text:  # else an operator may take care of it
-            with corrupt_data_errors(file, self.name), file.open() as handle:
-                if bytes(handle.read_at(min(file.size, 2), 0)) in (b"\xff\xfe", b"\xfe\xff"):
-                    raise ValueError("no UTF-8")
-        return super().scan(file, size_column, is_text)
-
 
 class _TextShard(Shard):
     schema = pa.schema([("text", pa.large_string()), ("file_name", pa.large_string())])
 
     def scan(self, size_column: str) -> tuple[str, Groups]:
         content = self._content()
+        self.is_utf8 = not content.startswith((b"\xff\xfe", b"\xfe\xff"))
         return hashlib.sha256(content).hexdigest()[:32], [(1, len(content), 0, self.file.size)]
 
     def read(self, group: Group, columns: Sequence[str]) -> pa.Table:

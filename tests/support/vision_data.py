@@ -1,0 +1,34 @@
+"""Pictures made at run time, and a tokenizer with the tokens of images."""
+
+import io
+
+import numpy as np
+from PIL import Image
+from tokenizers import Tokenizer
+
+from support import train_tiny_tokenizer
+
+
+def picture(width, height, mode="RGB", seed=0):
+    """A picture with gradients and noise."""
+    y, x = np.mgrid[:height, :width]
+    waves = np.stack([127 + 127 * np.sin(x / 13 + y / 7), 127 + 127 * np.cos(x / 5), (x * y) % 256], axis=-1)
+    noisy = waves + np.random.default_rng(seed).normal(0, 20, waves.shape)
+    return Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).convert(mode)
+
+
+def file_of(image, kind="JPEG", **options):
+    """An image file."""
+    buffer = io.BytesIO()
+    image.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def image_tokenizer(folder):
+    """A tiny tokenizer that has image, vision start and vision end tokens."""
+    train_tiny_tokenizer(folder)
+    path = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(path)
+    tokenizer.add_special_tokens(["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])
+    tokenizer.save(path)
+    return folder

@@ -1,0 +1,98 @@
+"""Images on their way through the engine: compressed until the records that show them are given out."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+
+from zephon.columns.arrow import byte_lengths, int64_array
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """The images of n documents, or parts of records, in the order of their tokens.
+
+    Attributes:
+        offsets: int64[n + 1], the images of document i being `offsets[i]:offsets[i + 1]`.
+        grids: int32[n_images, 4]: patches high and wide, and the pixels high and wide that they are cut from.
+        files: the image files, large_binary[n_images].
+        patches: uint8[n_patches, 3 * patch_size**2], those of all images one after the other; None before decoding.
+        is_grey: bool[n_images], images that could not be decoded; None before decoding.
+    """
+
+    offsets: np.ndarray
+    grids: np.ndarray
+    files: pa.LargeBinaryArray
+    patches: np.ndarray | None = None
+    is_grey: np.ndarray | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the files and patches."""
+        return int(byte_lengths(self.files).sum()) + (0 if self.patches is None else self.patches.nbytes)
+
+    @property
+    def patch_counts(self) -> np.ndarray:
+        """int64[n_images]: patches of each image."""
+        return self.grids[:, 0].astype(np.int64) * self.grids[:, 1]
+
+    def slice(self, start: int, stop: int) -> Images:
+        """Those of documents `start:stop`, as views."""
+        low, high = int(self.offsets[start]), int(self.offsets[stop])
+        first, last = np.concatenate([[0], np.cumsum(self.patch_counts)])[[low, high]].tolist()
+        return Images(
+            self.offsets[start : stop + 1] - low,
+            self.grids[low:high],
+            self.files.slice(low, high - low),
+            None if self.patches is None else self.patches[first:last],
+            None if self.is_grey is None else self.is_grey[low:high],
+        )
+
+    def take(self, documents: np.ndarray) -> Images:
+        """Those of some documents, int64[m], in their order and in memory of their own; before decoding."""
+        counts = np.diff(self.offsets)[documents]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        items = np.arange(offsets[-1]) + np.repeat(self.offsets[documents] - offsets[:-1], counts)
+        return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
+
+    def with_patches(self, patches: np.ndarray, is_grey: np.ndarray) -> Images:
+        """The same with their pixels."""
+        return replace(self, patches=patches, is_grey=is_grey)
+
+    def digests(self) -> list[bytes]:
+        """For each document, the grids as little-endian int32 and the SHA-256 of each file; empty without images."""
+        edges = self.offsets.tolist()
+        files = [hashlib.sha256(file).digest() for file in self.files.to_pylist()]
+        grids = self.grids.astype("<i4")
+        return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in itertools.pairwise(edges)]
+
+    @staticmethod
+    def none(documents: int) -> Images:
+        """No images of so many documents."""
+        files = pa.array([], pa.large_binary())
+        return Images(np.zeros(documents + 1, dtype=np.int64), np.zeros((0, 4), dtype=np.int32), files)
+
+    @staticmethod
+    def concat(parts: Sequence[Images | None], counts: Sequence[int]) -> Images | None:
+        """The images of all parts, which have so many documents each; None where no part has any."""
+        if all(part is None for part in parts):
+            return None
+        some = [part or Images.none(count) for part, count in zip(parts, counts, strict=True)]
+        ends = np.cumsum([0, *(part.offsets[-1] for part in some)])
+        decoded = [part for part in some if len(part.grids)]
+        has_patches = bool(decoded) and all(part.patches is not None for part in decoded)
+        return Images(
+            np.concatenate([[0], *(part.offsets[1:] + end for part, end in zip(some, ends, strict=False))]),
+            np.concatenate([part.grids for part in some]),
+            pa.concat_arrays([part.files for part in some]),
+            np.concatenate([part.patches for part in decoded]) if has_patches else None,
+            np.concatenate([part.is_grey for part in decoded]) if has_patches else None,
+        )

@@ -1,0 +1,1 @@
+"""Images: what their headers say, how a model cuts them into patches, and their pixels."""
