@@ -7,7 +7,7 @@ import hashlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -102,7 +102,8 @@ class SampleBatch:
 
         Columns: sequence_number int64; dataset, shard (dictionary-coded strings); row int64, within the shard;
         start int32, the first place in the record; token_begin and token_end int64, the tokens of the document
-        (special tokens counted) that the record holds.
+        (special tokens counted) that the record holds. With `always_image` a record that only fills a place has a line
+        without tokens.
         """
         block, info = self._block, self._info
         shard = np.empty(len(block.span_row), dtype=object)
@@ -303,7 +304,7 @@ def _visual(images: Images | None, vision: VisionSettings, form: str, pixel_dtyp
 
     if images is None or images.patches is None:
         empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
-        images = Images.none(0).with_patches(empty, np.zeros(0, dtype=bool))
+        images = replace(Images.none(0), patches=empty)
     counts = images.patch_counts
     grids = np.ones((len(counts), 3), dtype=np.int64)
     grids[:, 1:] = images.grids[:, :2]

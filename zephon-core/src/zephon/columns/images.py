@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
@@ -47,12 +47,16 @@ class Images:
     def slice(self, start: int, stop: int) -> Images:
         """Those of documents `start:stop`, as views."""
         low, high = int(self.offsets[start]), int(self.offsets[stop])
-        first, last = np.concatenate([[0], np.cumsum(self.patch_counts)])[[low, high]].tolist()
+        patches = self.patches
+        if patches is not None:
+            counts = self.patch_counts
+            first = int(counts[:low].sum())
+            patches = patches[first : first + int(counts[low:high].sum())]
         return Images(
             self.offsets[start : stop + 1] - low,
             self.grids[low:high],
             self.files.slice(low, high - low),
-            None if self.patches is None else self.patches[first:last],
+            patches,
             None if self.is_grey is None else self.is_grey[low:high],
         )
 
@@ -62,10 +66,6 @@ class Images:
         offsets = np.concatenate([[0], np.cumsum(counts)])
         items = np.arange(offsets[-1]) + np.repeat(self.offsets[documents] - offsets[:-1], counts)
         return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
-
-    def with_patches(self, patches: np.ndarray, is_grey: np.ndarray) -> Images:
-        """The same with their pixels."""
-        return replace(self, patches=patches, is_grey=is_grey)
 
     def digests(self) -> list[bytes]:
         """For each document, the grids as little-endian int32 and the SHA-256 of each file; empty without images."""
