@@ -43,6 +43,7 @@ from zephon.run.operators import Operators, operators_for
 from zephon.run.report import Account, LeftOver, Mixture, mixture_of
 from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
+from zephon.vision.geometry import VisionSettings
 
 if TYPE_CHECKING:
     from zephon.torch_data import PipelineDataset
@@ -87,6 +88,7 @@ class Pipeline:
         dp_group_id: int = 0,
         global_batch: int | None = None,
         drop_last: bool = True,
+        vision: VisionSettings | None = None,
         **options: Any,
     ) -> Pipeline:
         """The pipeline of a data recipe, given what the training framework owns.
@@ -99,14 +101,15 @@ class Pipeline:
             dp_degree, dp_group_id: data-parallel groups, and which of them this is.
             global_batch: records per optimizer step over all groups.
             drop_last: see `batch`.
+            vision: how the model sees images, and its tokens for them; needed where the recipe has images.
             options: see `options`; they take the place of what the recipe says.
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
         topology = {"dp_degree": dp_degree, "dp_group_id": dp_group_id, "global_batch": global_batch}
         pipeline = Pipeline(source_of(recipe)).options(**{**options_of_recipe(recipe), **topology, **options})
-        pipeline = pipeline._derive(operators=tuple(operators_of_recipe(recipe, tokenizer, seq_len)))
-        return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
+        operators = *operators_of_recipe(recipe, tokenizer, seq_len, vision), Batch(microbatch_size, drop_last)
+        return pipeline._derive(operators=operators)
 
     def options(self, **changes: Any) -> Pipeline:
         """Set options; see `zephon.config.options.Options`, which refuses what is unknown or unusable."""
@@ -149,8 +152,7 @@ class Pipeline:
         return self._with(Tokenize, tokenizer_id, field, **options)
 
     def tokenize_chat(self, tokenizer_id: Any, field: str = "auto", **options: Any) -> Pipeline:
-        """Turn a column of conversations into tokens, trained on where the assistant speaks; see
-        `zephon.ops.TokenizeChat`."""
+        """Turn conversations into tokens, trained on where the assistant speaks; see `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
 
     def tokenize_images(self, tokenizer_id: Any, **options: Any) -> Pipeline:
@@ -226,8 +228,7 @@ class Pipeline:
         return True
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
-        """A dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`, of what `SampleBatch.to_training`
-        gives."""
+        """What `SampleBatch.to_training` gives, for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`."""
         from zephon.torch_data import PipelineDataset
 
         return PipelineDataset(self, **to_training)
