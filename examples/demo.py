@@ -3,8 +3,8 @@
     .venv/bin/python -m examples.demo [--folder .zephon/demo] [--steps 10000]
     .venv/bin/python -m examples.demo --vision
 
-With `--vision` the corpus is pictures and text, drawn at run time; see `examples.vision`. Else it prints each `zephon` command
-before it runs it, so that it can be tried again with other values.
+With `--vision` the corpus is pictures and text, drawn at run time: `examples.vision`. Without, each `zephon` command is
+printed before it runs, so that it can be tried again with other values.
 """
 
 from __future__ import annotations

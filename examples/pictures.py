@@ -1,6 +1,6 @@
 """The corpus of `demo --vision`: pictures drawn at run time, with what they show in words.
 
-Three sources: ``captions``, one picture and its caption; ``stories``, texts and pictures in turn; ``notes``, text alone.
+Three sources: ``captions``, a picture and its caption; ``stories``, texts and pictures in turn; ``notes``, text alone.
 Pictures are JPEG, PNG and WebP of many sizes, drawn with Pillow from a seed; nothing is downloaded.
 """
 
@@ -116,9 +116,7 @@ def _drawn(rng: random.Random, scene: _Scene | None = None) -> tuple[bytes, str]
     return encode_picture(picture, kind, **({} if kind == "PNG" else {"quality": 90})), caption
 
 
-def draw_picture(
-    rng: random.Random, width: int, height: int, scene: _Scene | None = None
-) -> tuple[Image.Image, str]:
+def draw_picture(rng: random.Random, width: int, height: int, scene: _Scene | None = None) -> tuple[Image.Image, str]:
     """A picture of that size, and what it shows."""
     big = Image.new("RGB", (width * _FINE, height * _FINE))
     caption = (scene or rng.choice(_SCENES))(rng, ImageDraw.Draw(big), *big.size)
@@ -198,12 +196,14 @@ def _boat(rng: random.Random, draw: ImageDraw.ImageDraw, width: int, height: int
             hull = [(x - size * 0.6, y - size * 0.12), (x + size * 0.6, y - size * 0.12)]
             draw.polygon([*hull, (x + size * 0.4, y + size * 0.1), (x - size * 0.42, y + size * 0.1)], "#5c4033")
             draw.rectangle((x - size * 0.015, y - size, x + size * 0.015, y - size * 0.1), "#3d2b1f")
+            right, sail = x + size * 0.05, _COLOURS[colour]
+            draw.polygon([(right, y - size), (right, y - size * 0.18), (x + size * 0.55, y - size * 0.18)], sail)
             draw.polygon(
-                [(x + size * 0.05, y - size), (x + size * 0.05, y - size * 0.18), (x + size * 0.55, y - size * 0.18)],
-                _COLOURS[colour],
-            )
-            draw.polygon(
-                [(x - size * 0.05, y - size * 0.9), (x - size * 0.05, y - size * 0.18), (x - size * 0.4, y - size * 0.18)],
+                [
+                    (x - size * 0.05, y - size * 0.9),
+                    (x - size * 0.05, y - size * 0.18),
+                    (x - size * 0.4, y - size * 0.18),
+                ],
                 _COLOURS[colour],
             )
     sky = f"under {_WORDS[clouds]} cloud{'s' if clouds > 1 else ''}" if clouds else "under a clear sky"
@@ -241,7 +241,7 @@ def _bars(rng: random.Random, draw: ImageDraw.ImageDraw, width: int, height: int
         draw.line((left, y, width * 0.97, y), "#c9ccd5", 2)
         draw.text((left * 0.8, y), str(n), "#2b2d42", font, "rm")
     for n, (fruit, count, colour) in enumerate(zip(fruits, counts, rng.sample(list(_COLOURS)[:6], 4), strict=True)):
-        x, half = left + (width * 0.9 - 0.0) * (n + 0.5) / 4, width * 0.08
+        x, half = left + (width * 0.9) * (n + 0.5) / 4, width * 0.08
         draw.rectangle((x - half, base - (base - top) * count / 12, x + half, base), _COLOURS[colour])
         draw.text((x, base + height * 0.06), fruit, "#2b2d42", font, "mm")
     said = ", ".join(f"{count} {fruit}" for fruit, count in zip(fruits, counts, strict=True))
@@ -251,7 +251,11 @@ def _bars(rng: random.Random, draw: ImageDraw.ImageDraw, width: int, height: int
 def _curve(rng: random.Random, draw: ImageDraw.ImageDraw, width: int, height: int) -> str:
     draw.rectangle((0, 0, width, height), "#ffffff")
     name, function = rng.choice(
-        (("a sine wave", math.sin), ("a parabola", lambda x: x * x / 5 - 1), ("a bell", lambda x: 2 * math.exp(-x * x) - 1))
+        (
+            ("a sine wave", math.sin),
+            ("a parabola", lambda x: x * x / 5 - 1),
+            ("a bell", lambda x: 2 * math.exp(-x * x) - 1),
+        )
     )
     colour = rng.choice(list(_COLOURS)[:6])
     draw.line((0, height / 2, width, height / 2), "#8d99ae", 3)
@@ -288,8 +292,8 @@ _SCENES: tuple[_Scene, ...] = (_shapes, _landscape, _boat, _clock, _bars, _curve
 
 def _day(rng: random.Random) -> list[bytes | str]:
     """The same place from dawn to night."""
-    place, parts = rng.random(), ["A day in the country, hour by hour."]
-    story: list[bytes | str] = list(parts)
+    place = rng.random()
+    story: list[bytes | str] = ["A day in the country, hour by hour."]
     for hour in list(_HOURS)[: rng.randint(2, 4)]:
         same = random.Random(place)
         picture, caption = draw_picture(same, 320, 240, lambda *a, hour=hour: _landscape(*a, hour=hour))  # type: ignore[misc]
@@ -305,8 +309,8 @@ def _count(rng: random.Random) -> list[bytes | str]:
         picture, caption = draw_picture(rng, 192, 192, lambda *a, value=value: _dice(*a, shown=[value]))  # type: ignore[misc]
         story += [encode_picture(picture, "PNG"), f"Throw {throw}. {caption}"]
         if value == 6:
-            return [*story, "That is the end of the game."]
-    return [*story, "No six in four throws."]
+            return [*story, " That is the end of the game."]
+    return [*story, " No six in four throws."]
 
 
 def _voyage(rng: random.Random) -> list[bytes | str]:
@@ -315,7 +319,7 @@ def _voyage(rng: random.Random) -> list[bytes | str]:
     for _ in range(2):
         picture, caption = draw_picture(rng, 384, 256, _boat)
         story += [encode_picture(picture, "WEBP", quality=85), caption]
-    return [*story, rng.choice(("They kept company until the harbour.", "The first came home an hour ahead."))]
+    return [*story, rng.choice((" They kept company until the harbour.", " The first came home an hour ahead."))]
 
 
 def _note(rng: random.Random) -> str:

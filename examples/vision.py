@@ -1,4 +1,4 @@
-"""The same from pictures: batches of text and images, equal on one and two ranks and after a resume, and a contact sheet.
+"""Batches of text and pictures, equal on one and two groups of ranks and after a resume, and a contact sheet of one.
 
 Called by `examples.demo --vision`. The contact sheet shows one global batch: what stands in every record, with the
 pictures as the model gets them, put together again from its patches.
@@ -81,7 +81,8 @@ def main(folder: Path, steps: int = 6) -> None:
         sheet = sheet or step
         images += sum(len(batch.to_training()["grid_thw"]) for batch in step)
         runs["1 group"].append(digest(step))
-    vision = with_one.compiled.tokenizer
+    tokenizer = with_one.compiled.tokenizer
+    assert tokenizer is not None
     with_one.close()
     with_two = [pictures_pipeline(corpus, groups=2, group=group) for group in range(2)]
     runs["2 groups"] = [digest(step) for step in global_batches(with_two, steps)]
@@ -100,7 +101,7 @@ def main(folder: Path, steps: int = 6) -> None:
     print(f"\n    all equal, tokens and pixels, over {images} images")
     print("\n3. What the model sees in the first step\n")
     path = folder / "batch.png"
-    contact_sheet(sheet, vision, VISION).save(path)
+    contact_sheet(sheet, tokenizer, VISION).save(path)
     print(f"    {path}")
 
 
