@@ -8,6 +8,7 @@ import resource
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -111,8 +112,16 @@ def in_process(function: Callable[[dict[str, Any]], Any], job: dict[str, Any]) -
         f"import json, sys; from {function.__module__} import {function.__name__} as function; "
         "print(json.dumps(function(json.load(sys.stdin))))"
     )
+    # With byte code, as an installed package has it, also where writing it beside the source is forbidden.
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(Path(tempfile.gettempdir()) / "zephon-benchmarks")}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     done = subprocess.run(
-        [sys.executable, "-c", program], input=json.dumps(job), stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-c", program],
+        input=json.dumps(job),
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env=environment,
     )
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -28,7 +28,7 @@ from benchmarks.peers.process import PeerError, PeerNotOffered, Process
 from zephon.tokenizer.tokenizer import load_tokenizer
 
 SMALL_MB = 4  # of each source, where restores and numbers of ranks are tried
-OPEN_LIMIT, TURN_LIMIT, TRIAL_LIMIT, PREPARE_LIMIT = 120.0, 60.0, 90.0, 1200.0  # seconds
+OPEN_LIMIT, TURN_LIMIT, TRIAL_LIMIT, PREPARE_LIMIT = 300.0, 60.0, 90.0, 1200.0  # seconds
 
 
 @dataclass(frozen=True)

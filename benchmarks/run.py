@@ -19,6 +19,7 @@ BENCHMARKS = {
     "throughput": "tokens per second, first batch and memory of one process",
     "compare": "every other loader on the same work, each in an environment of its own",
     "curves": "what a token costs by lanes, sources, shards, documents, row groups, lengths, microbatches, threads",
+    "start": "the first batch by lanes and sources, cold, warm and from a state",
     "elastic": "states, restores and seeks",
     "packing": "how full records are, and how fast they are made, per algorithm",
     "operators": "row operators beside bare loops; chat beside Jinja alone",

@@ -67,7 +67,8 @@ class LanceDB(Peer):
             def transform(batch: pa.RecordBatch) -> list[list[int]]:
                 return [each.ids for each in encode(batch.column("text").to_pylist(), add_special_tokens=False)]
 
-            self.options |= {"columns": ["text"], "transform": transform}
+            # Its own 64 rows per read and split would look further ahead than a benchmark streams.
+            self.options |= {"columns": ["text"], "transform": transform, "read_batch_size": 8}
         state = None
         if states:
             state = states[0] if len(states) == 1 else StreamingDataset.merge_state_dicts(states)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from zephon import Pipeline
 from zephon.run.ledger import compare
 
 pytest.importorskip("megatron.training")
@@ -69,6 +70,21 @@ def test_the_command_takes_the_state_from_the_folder_of_an_iteration(megatron, u
     states = megatron.folder / "base" / "model" / "dataloader" / f"iter_{SAVED:07d}"
     shown = megatron.show(f"1-{STEPS}", "--state", states, "--ledger", megatron.folder / "base" / "ledger")
     assert len(shown) == STEPS * BATCH and all(record["trained"] for record in shown)
+
+
+def test_the_flush_index_of_a_run_makes_places_be_found_without_reading_what_lies_before(megatron):
+    recipe = megatron.folder / "small-windows.toml"
+    recipe.write_text(megatron.recipe.read_text().replace("chunk_size = 200", "chunk_size = 2"))
+    assert megatron.run("indexed", 2, f"--zephon-data-config={recipe}").ok
+    index = megatron.folder / "indexed" / "model" / "dataloader" / "zephon-windows"
+    records, rows = [], []
+    for folder in (None, index):
+        options = {"tokenizer": megatron.tokenizer, "seq_len": SEQ, "microbatch_size": BATCH, "global_batch": BATCH}
+        pipeline = Pipeline.from_recipe(recipe, **options, flush_index=folder).options(runner="inline").seek(step=5)
+        records.append(next(iter(pipeline)).digests)
+        rows.append(sum(each.rows for each in pipeline.mixture().values()))
+        pipeline.close()
+    assert records[0] == records[1] and rows[1] < rows[0]
 
 
 @pytest.mark.parametrize(

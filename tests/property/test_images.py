@@ -144,5 +144,6 @@ def test_documents_with_images_are_not_cut(data):
             rows.tokenize_images(tokenizer).pack_flat(64, algorithm).batch(1).explain()
     with pytest.raises(PipelineError, match="tokenize_images max_length is 9, which would cut images"):
         rows.tokenize_images(tokenizer, max_length=9)
+    other = VisionSettings(vision_end_token="<end>")
     with pytest.raises(PipelineError, match=r"vision_end_token is '<end>'; expected a special token of the tokenizer"):
-        rows.tokenize_images(tokenizer, vision_end_token="<end>").pack_flat(64, "best_fit").batch(1).explain()
+        rows.tokenize_images(tokenizer, vision=other).pack_flat(64, "best_fit").batch(1).explain()

@@ -141,6 +141,27 @@ def test_skip_refuses_what_has_passed(tiny_tokenizer):
         build(tiny_tokenizer, batch=None).skip(5, 6)
 
 
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda pipeline: pipeline.seek(step=3),
+        lambda pipeline: pipeline.skip(2, 3),
+        lambda pipeline: pipeline.restore(pipeline.options().seek(step=3).checkpoint()),
+    ],
+)
+def test_options_and_operators_after_the_place_are_refused_since_a_new_pipeline_would_begin_at_record_0(
+    tiny_tokenizer, move
+):
+    pipeline = move(build(tiny_tokenizer))
+    for change in (
+        lambda: pipeline.options(prefetch_batches=2),
+        lambda: pipeline.prefetch(2),
+        lambda: pipeline.batch(1),
+    ):
+        with pytest.raises(PipelineError, match="options and operators come before restore, seek and skip"):
+            change()
+
+
 def consume(tokenizer, folder, groups, steps, state=None, **options):
     pipelines = [build(tokenizer, groups=groups, group=g, ledger=folder, **options) for g in range(groups)]
     if state:

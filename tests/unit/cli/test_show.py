@@ -205,6 +205,10 @@ def test_show_of_a_run_that_took_over_refuses_the_state_of_the_run_before(zephon
     arguments = folder / "next.toml", *common, "--global-batch", "4", "--canonical-replicas", "2", "--step", "9"
     code, out, err = zephon("show", *arguments, "--state", folder / "state.json")
     assert code == 2 and not out and "is of the run that" in err and "pass a state of a later step" in err
+    code, out, err = zephon("verify", folder / "next.toml", *common, "--global-batch", "4", "--dp", "1,2")
+    assert (
+        code == 2 and not out and "next.toml takes over from another run (continue_from); expected a recipe that" in err
+    )
 
 
 def test_show_by_a_flush_index_shows_the_same_and_leaves_the_index_alone(zephon, corpus, tmp_path):

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import copy
+import io
 import json
 import re
 import subprocess
@@ -63,7 +64,7 @@ pytestmark = pytest.mark.frameworks
 SEQ, BATCH = 32, 8
 
 
-def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=5, finite=False, evaluated=False):
+def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=5, finite=False, evaluated=False, lanes=BATCH):
     recipe = DataRecipe.from_toml(recipe).replace(seed=seed)
     if finite or evaluated:
         recipe = evaluation_recipe(recipe, repeat=not finite)
@@ -74,8 +75,8 @@ def pipeline_of(recipe, tokenizer, *, ranks=1, rank=0, micro=2, seed=5, finite=F
         microbatch_size=micro,
         dp_degree=ranks,
         dp_group_id=rank,
-        global_batch=BATCH,
-        canonical_replicas=BATCH,
+        global_batch=lanes,
+        canonical_replicas=lanes,
         drop_last=not finite,
         combine_flag=bool,
     )
@@ -684,6 +685,19 @@ class TestStates:
         with pytest.raises(CheckpointError, match="is damaged or cut short"):
             self.find(recipe, tiny_tokenizer, tmp_path)
 
+    def test_of_256_lanes_take_what_the_readme_says(self, recipe, tiny_tokenizer):
+        pipeline = pipeline_of(recipe, tiny_tokenizer, lanes=256, micro=256)
+        loader = TrainLoader(pipeline, BatchForm(SEQ, 1, 1), lambda: {"megatron_zephon": FORMAT})
+        sizes = []
+        for place in (None, [10**6, 10**9, 10**6, 16383, 10**5, 99]):
+            next(loader)
+            state = loader.save_state()
+            lanes = state["zephon"]["lanes"]
+            state["zephon"]["lanes"] = {lane: [*(place or numbers)] for lane, numbers in lanes.items()}
+            torch.save({"dataloader_state_dict": state}, file := io.BytesIO())
+            sizes.append(len(file.getvalue()))
+        assert 8_000 < sizes[0] < 11_000 and sizes[0] < sizes[1] < 15_000
+
     def test_are_read_by_the_command_from_the_folder_of_an_iteration(self, recipe, tiny_tokenizer, tmp_path):
         folder = self.save(tmp_path, recipe, tiny_tokenizer, 2)
         for path in (folder, folder.parent, folder / "train_dataloader_dprank001.pt"):
@@ -769,7 +783,7 @@ class TestMetrics:
         )
         loader = TrainLoader(pipeline, BatchForm(SEQ, 1, 1), dict)
         metrics.watch(loader, ["faulty", "sound"])
-        with pytest.raises(DataError, match="have ended") if whole else contextlib.contextlib.nullcontext():
+        with pytest.raises(DataError, match="have ended") if whole else contextlib.nullcontext():
             for _ in range(10**6 if whole else 3):
                 next(loader)
         found, mixture = metrics.gathered_metrics("line"), pipeline.mixture()

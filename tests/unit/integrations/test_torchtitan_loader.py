@@ -521,6 +521,29 @@ class TestState:
             again = ranks_of(config(later), tokenizer, ranks, 8 // ranks, {**states[0], **states[1]})
             assert step([iter(loader) for loader in again], 8 // ranks) == following
 
+    def test_has_a_key_of_256_kb_for_the_run_however_many_sources_it_has(self, recipe, tokenizer):
+        sources = "".join(f'[[sources]]\nname = "s{n}"\npath = "{recipe.parent}/a"\n' for n in range(60))
+        for text in (recipe.read_text(), "chunk_size = 99\n" + sources):
+            recipe.write_text(text)
+            (loader,) = ranks_of(config(recipe), tokenizer, 1, 4)
+            assert loader.state_dict()["run"].numel() == 256 << 10
+
+    def test_may_be_missing_where_every_rank_kept_a_flush_index(self, recipe, tokenizer, tmp_path):
+        loaders = ranks_of(config(recipe, flush_index=str(tmp_path), chunk_size=4), tokenizer, 2, 2)
+        iterators = [iter(loader) for loader in loaders]
+        wanted = [step(iterators, 2) for _ in range(40)]
+        for loader in loaders:
+            loader.close()
+        assert len([*tmp_path.glob("*.flush")]) == 2
+        rows = []
+        for folder in (None, str(tmp_path)):
+            (loader,) = ranks_of(config(recipe, flush_index=folder, chunk_size=4), tokenizer, 1, 2)
+            loader._pipeline.seek(step=38)
+            assert step([iter(loader)], 2) == wanted[38]
+            rows.append(sum(each.rows for each in loader.mixture().values()))
+            loader.close()
+        assert rows[1] < rows[0] / 2
+
     def test_inside_a_step_is_not_for_saving(self, recipe, tokenizer):
         loader = Trainer(config(recipe), tokenizer).dataloader
         _, iterator = take(loader, 1)

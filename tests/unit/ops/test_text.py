@@ -56,7 +56,7 @@ def test_templates_print_numbers_of_json_lines_as_their_files_have_them(tiny_tok
 
 
 JSON_VALUES = [
-    ("1.10", "1.1"),  # as Python prints what its json module reads
+    ("1.10", "1.1"),
     ("10000000000", "10000000000"),
     ("-0.5", "-0.5"),
     ("20000000000.0", "20000000000"),

@@ -3,7 +3,9 @@
 import pytest
 
 from zephon import DataRecipe
+from zephon.errors import RecipeError
 from zephon.run.build import operators_of_recipe
+from zephon.vision.geometry import VisionSettings
 
 
 @pytest.mark.parametrize(
@@ -19,3 +21,16 @@ def test_columns_of_conversations_have_keys_in_a_recipe(keys, options):
     recipe = DataRecipe.from_dict({"sources": sources, "documents": "chat"})
     encode = operators_of_recipe(recipe, "gpt2", 128)[0]
     assert {name: getattr(encode, name) for name in options} == options
+
+
+def test_images_have_keys_in_a_recipe_and_settings_of_the_model():
+    images = {"name": "pairs", "path": "data", "documents": "images", "text_field": "caption", "media_root": "/media"}
+    recipe = DataRecipe.from_dict({"sources": [images, {"name": "text", "path": "data"}], "max_patches": 99})
+    vision = VisionSettings(patch_size=14)
+    encode, _, pack, _ = operators_of_recipe(recipe, "gpt2", 128, vision)
+    assert (encode.field, encode.images, encode.media_root, encode.vision) == ("caption", "auto", "/media", vision)
+    assert (pack.algorithm, pack.max_images, pack.max_patches) == ("best_fit", None, 99)
+    *_, pack, _ = operators_of_recipe(recipe.replace(pack_algorithm="first_fit"), "gpt2", 128, vision)
+    assert pack.algorithm == "first_fit"
+    with pytest.raises(RecipeError, match="the recipe has images, and vision is missing, which the model owns; pass"):
+        operators_of_recipe(recipe, "gpt2", 128)

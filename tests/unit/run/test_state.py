@@ -76,6 +76,14 @@ def test_a_state_is_json_and_its_size_does_not_grow(tiny_tokenizer):
     assert len(json.dumps(long_run)) <= 4096 + 64 * lanes
 
 
+def test_a_dataset_more_adds_about_a_hundred_bytes_to_a_state(tiny_tokenizer):
+    sizes = {}
+    for count in (24, 74):
+        datasets = [Dataset.from_dict(f"dataset-{d:04}", {"text": [f"text of {d}"] * 3}) for d in range(count)]
+        sizes[count] = len(json.dumps(advanced(build_many(tiny_tokenizer, datasets), 1).checkpoint()))
+    assert 80 <= (sizes[74] - sizes[24]) / 50 <= 110
+
+
 @pytest.mark.parametrize("taken_over", [0, 1, 2])
 @pytest.mark.parametrize("mixture", [False, True])
 def test_the_size_of_a_state_with_a_stock_and_after_takeovers_is_bounded(tiny_tokenizer, mixture, taken_over):
@@ -256,7 +264,7 @@ def test_where_the_data_go_on_and_what_is_left_out_is_logged(tiny_tokenizer, sta
     with caplog.at_level(logging.INFO, "zephon"):
         pipeline.skip(6, 8)
         next(iter(pipeline))
-    assert "left out: steps 7 to 8, which are records 24 to 31" in caplog.text
+    assert "left out: steps 7 to 8, records 24 to 31" in caplog.text
     assert "the data go on at record 20, in step 6" in caplog.text
 
 

@@ -22,8 +22,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torchtitan.tools import filesystem
 
+from torchtitan_zephon.forms import filesystem
 from torchtitan_zephon.trainer_view import TrainerView
 from zephon import CheckpointError, merge_checkpoints
 from zephon.loader import LaneStart, RunState, Topology, gather, on_first_rank

@@ -13,24 +13,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchtitan.components.loss import IGNORE_INDEX
-
 from zephon import PipelineError, SampleBatch
 
 try:
-    from torchtitan.components.data.loader import BaseDataLoader
-except ImportError:
-    from torchtitan.components.dataloader import BaseDataLoader
+    from torchtitan.components.loss import IGNORE_INDEX
+    from torchtitan.tools import filesystem
 
-if not hasattr(BaseDataLoader, "Config"):
-    import torchtitan
+    try:
+        from torchtitan.components.data.loader import BaseDataLoader
+    except ImportError:
+        from torchtitan.components.dataloader import BaseDataLoader
+    supported = hasattr(BaseDataLoader, "Config")
+except ModuleNotFoundError as error:
+    if not (error.name or "").startswith("torchtitan."):
+        raise  # torchtitan itself, or what it needs, is not installed
+    supported = False
+except ImportError:
+    supported = False
+
+if not supported:
+    from importlib.metadata import version
 
     raise ImportError(
-        f"torchtitan is {getattr(torchtitan, '__version__', 'unknown')}, whose data loaders have no Config; expected "
-        "0.3 or its main branch since then. Install one: pip install 'torchtitan>=0.3'."
+        f"torchtitan is {version('torchtitan')}, whose data loaders have no Config; expected 0.3 or its main branch "
+        "since then. Install one: pip install 'torchtitan>=0.3'."
     )
 
-__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form"]
+__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form", "filesystem"]
 
 
 @dataclass(frozen=True)

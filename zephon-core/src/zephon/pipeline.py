@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Self
 
@@ -42,6 +43,7 @@ from zephon.run.operators import Operators, operators_for
 from zephon.run.report import Account, LeftOver, Mixture, mixture_of
 from zephon.run.state import Earlier, RunState, join_ranges, merge_for_group, read_states
 from zephon.run.stream import BatchStream
+from zephon.vision.geometry import VisionSettings
 
 if TYPE_CHECKING:
     from zephon.torch_data import PipelineDataset
@@ -55,8 +57,8 @@ _Number = Annotated[int, Meta(ge=0, le=1 << 50, title="an integer from 0 to 2**5
 class Pipeline:
     """A stream of training batches, described step by step.
 
-    Every method that adds an operator or changes options gives a new pipeline and leaves this one alone. Iterating
-    goes on where the last iteration stopped; after the end of a finite stream the next iteration starts over.
+    Operators and options come first; each gives a new pipeline and leaves this one alone. Then come restore, seek and
+    skip. Iterating goes on where it stopped; after the end of a finite stream the next iteration starts over.
     """
 
     def __init__(self, source: WorkSource) -> None:
@@ -86,6 +88,7 @@ class Pipeline:
         dp_group_id: int = 0,
         global_batch: int | None = None,
         drop_last: bool = True,
+        vision: VisionSettings | None = None,
         **options: Any,
     ) -> Pipeline:
         """The pipeline of a data recipe, given what the training framework owns.
@@ -98,21 +101,18 @@ class Pipeline:
             dp_degree, dp_group_id: data-parallel groups, and which of them this is.
             global_batch: records per optimizer step over all groups.
             drop_last: see `batch`.
+            vision: how the model sees images, and its tokens for them; needed where the recipe has images.
             options: see `options`; they take the place of what the recipe says.
         """
         if not isinstance(recipe, DataRecipe):
             recipe = DataRecipe.from_toml(recipe)
         topology = {"dp_degree": dp_degree, "dp_group_id": dp_group_id, "global_batch": global_batch}
         pipeline = Pipeline(source_of(recipe)).options(**{**options_of_recipe(recipe), **topology, **options})
-        pipeline = pipeline._derive(operators=tuple(operators_of_recipe(recipe, tokenizer, seq_len)))
-        return pipeline.batch(microbatch_size=microbatch_size, drop_last=drop_last)
+        operators = *operators_of_recipe(recipe, tokenizer, seq_len, vision), Batch(microbatch_size, drop_last)
+        return pipeline._derive(operators=operators)
 
     def options(self, **changes: Any) -> Pipeline:
-        """Set options; see `zephon.config.options.Options`.
-
-        Raises:
-            PipelineError: an option is unknown or unusable.
-        """
+        """Set options; see `zephon.config.options.Options`, which refuses what is unknown or unusable."""
         return self._derive(options=self._options.changed(changes))
 
     # Operators on rows. Each takes columns, datasets and runner as options.
@@ -152,8 +152,7 @@ class Pipeline:
         return self._with(Tokenize, tokenizer_id, field, **options)
 
     def tokenize_chat(self, tokenizer_id: Any, field: str = "auto", **options: Any) -> Pipeline:
-        """Turn a column of conversations into tokens, trained on where the assistant speaks; see
-        `zephon.ops.TokenizeChat`."""
+        """Turn conversations into tokens, trained on where the assistant speaks; see `zephon.ops.TokenizeChat`."""
         return self._with(TokenizeChat, tokenizer_id, field, **options)
 
     def tokenize_images(self, tokenizer_id: Any, **options: Any) -> Pipeline:
@@ -229,8 +228,7 @@ class Pipeline:
         return True
 
     def torch_dataset(self, **to_training: Any) -> PipelineDataset:
-        """A dataset for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`, of what `SampleBatch.to_training`
-        gives."""
+        """What `SampleBatch.to_training` gives, for PyTorch's `DataLoader` and torchdata's `StatefulDataLoader`."""
         from zephon.torch_data import PipelineDataset
 
         return PipelineDataset(self, **to_training)
@@ -290,9 +288,10 @@ class Pipeline:
         """
         read = merge_for_group(read_states(state), self._options.dp_degree, self._options.dp_group_id)
         if self._options.canonical_replicas == "auto":
-            fixed = self._derive(options=self._options.changed({"canonical_replicas": read.lanes_total}))
+            fixed = copy(self)
+            fixed._options = self._options.changed({"canonical_replicas": read.lanes_total})
             same = self._compiled is not None and self._compiled.topology.lanes == read.lanes_total
-            fixed._compiled, fixed._skipped = self._compiled if same else None, self._skipped
+            fixed._compiled = self._compiled if same else None
             fixed.restore(read, allow_changes=allow_changes, remedy=remedy)
             self.close()
             self.__dict__.update(fixed.__dict__)
@@ -380,8 +379,8 @@ class Pipeline:
         self.compiled.topology.check_skipped(self._entered, skipped)
         self.close()
         self._skipped = skipped
-        begin, end = (each * per_step * self.compiled.topology.lanes for each in (first, last))
-        _log.info("left out: steps %d to %d, which are records %d to %d", first + 1, last, begin, end - 1)
+        batch = per_step * self.compiled.topology.lanes
+        _log.info("left out: steps %d to %d, records %d to %d", first + 1, last, first * batch, last * batch - 1)
         return self
 
     @property
@@ -493,6 +492,8 @@ class Pipeline:
         return self._derive(operators=(*self._operators, kind(*args, **options)))
 
     def _derive(self, *, operators: tuple[Any, ...] | None = None, options: Options | None = None) -> Pipeline:
+        if self._entered or self._skipped:
+            raise PipelineError("options and operators come before restore, seek and skip. Set them there.")
         new = Pipeline(self._source)
         new._operators = self._operators if operators is None else operators
         new._options = options or self._options

@@ -45,6 +45,7 @@ class Setup:
     runner: str | None
     steps: int | None
     finite: bool
+    vision: str | None = None
 
     def microbatch(self, dp_degree: int) -> int:
         """The largest microbatch that divides the share of one of `dp_degree` groups."""
@@ -174,6 +175,7 @@ class Matrix:
             "--dp-degree": leg.dp,
             "--dp-rank": rank,
             "--runner": setup.runner,
+            "--vision": setup.vision,
             "--ledger": run.ledger,
             "--steps": None if leg.last is None else leg.last - first,
             "--fill-steps": self._fill - first if setup.finite else None,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline
+from zephon.cli.options import GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, Vision, open_pipeline
 from zephon.cli.output import count, print_table
 from zephon.config.keys import Count, check
 from zephon.config.recipe import DataRecipe
@@ -89,6 +89,7 @@ def plan(
         float, typer.Option("--max-passes", metavar="P", min=0, help="Warn of sources with more passes.")
     ] = 4.0,
     canonical_replicas: Lanes = None,
+    vision: Vision = None,
 ) -> None:
     """Draw the shares of each source over a run, and print its passes over each source."""
     if (tokens is None) == (steps is None):
@@ -97,7 +98,7 @@ def plan(
     chain_of(config)  # refuses recipes that continue each other in a circle
     own = config.replace(continue_from=None)
     pipeline = open_pipeline(
-        own, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=canonical_replicas
+        own, tokenizer, seq_len, global_batch, vision, global_batch=global_batch, canonical_replicas=canonical_replicas
     )
     total = steps * global_batch * (seq_len + 1) if steps is not None else int(check(Count, tokens, "--tokens"))
     _report(pipeline, total, max_passes, taken_over=config.continue_from is not None)

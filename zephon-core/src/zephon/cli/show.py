@@ -12,7 +12,17 @@ import numpy as np
 import typer
 
 from zephon.batch import SampleBatch
-from zephon.cli.options import FlushIndex, GlobalBatch, Lanes, Recipe, SeqLen, Tokenizer, open_pipeline, tokenizer_path
+from zephon.cli.options import (
+    FlushIndex,
+    GlobalBatch,
+    Lanes,
+    Recipe,
+    SeqLen,
+    Tokenizer,
+    Vision,
+    open_pipeline,
+    tokenizer_path,
+)
 from zephon.cli.output import plural, printable
 from zephon.cli.stream import read_states
 from zephon.config.recipe import DataRecipe
@@ -36,6 +46,7 @@ def show(
         typer.Option("--state", metavar="PATH", help="State of the run, or a trainer's checkpoint, likewise."),
     ] = None,
     canonical_replicas: Lanes = None,
+    vision: Vision = None,
     flush_index: FlushIndex = None,
     record: Annotated[
         int | None, typer.Option("--record", metavar="R", min=0, help="Only the record with this sequence number.")
@@ -75,7 +86,7 @@ def show(
     config = DataRecipe.from_toml(recipe)
     lanes = canonical_replicas or (account.lanes if account else None)
     pipeline = open_pipeline(
-        config, tokenizer, seq_len, global_batch, global_batch=global_batch, canonical_replicas=lanes
+        config, tokenizer, seq_len, global_batch, vision, global_batch=global_batch, canonical_replicas=lanes
     )
     # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
     place = pipeline.options(flush_index=flush_index)

@@ -25,6 +25,7 @@ from zephon.cli.options import (
     Runner,
     SeqLen,
     Tokenizer,
+    Vision,
     open_pipeline,
 )
 from zephon.cli.output import LiveLine, count, plural, print_table, writing
@@ -48,6 +49,7 @@ def stream(
     global_batch: Annotated[int | None, GLOBAL_BATCH] = None,
     canonical_replicas: Lanes = None,
     runner: Runner = None,
+    vision: Vision = None,
     digests: Annotated[
         Path | None, typer.Option("--digests", metavar="FILE", help="Write sequence number and SHA-256 of each record.")
     ] = None,
@@ -88,6 +90,7 @@ def stream(
         tokenizer,
         seq_len,
         microbatch_size,
+        vision,
         dp_degree=dp_degree,
         dp_group_id=dp_rank,
         global_batch=global_batch,

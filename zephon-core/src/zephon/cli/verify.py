@@ -12,7 +12,7 @@ import typer
 
 from zephon.cli.barcode import check_plot, draw_barcode
 from zephon.cli.matrix import Matrix, Run, Setup, plan_runs
-from zephon.cli.options import GLOBAL_BATCH, MICROBATCH, SEQ_LEN, TOKENIZER, Lanes, Runner, open_pipeline
+from zephon.cli.options import GLOBAL_BATCH, MICROBATCH, SEQ_LEN, TOKENIZER, Lanes, Runner, Vision, open_pipeline
 from zephon.cli.output import LiveLine, plural, print_table
 from zephon.config.recipe import DataRecipe
 from zephon.config.topology import Topology, resolve_lanes
@@ -41,6 +41,7 @@ def verify(
     microbatch_size: Annotated[int | None, MICROBATCH] = None,
     canonical_replicas: Lanes = None,
     runner: Runner = None,
+    vision: Vision = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw the barcode: a row per run, a cell per step."),
@@ -88,18 +89,34 @@ def verify(
         if steps is not None and resumes and resumes[-1] >= steps:
             raise PipelineError(f"--resume-at is {resumes[-1]}; expected less than --steps {steps}. Raise --steps.")
         setup = Setup(
-            targets[0].absolute(), tokenizer, seq_len, global_batch, lanes, microbatch_size or 8, runner, steps, finite
+            targets[0].absolute(),
+            tokenizer,
+            seq_len,
+            global_batch,
+            lanes,
+            microbatch_size or 8,
+            runner,
+            steps,
+            finite,
+            vision,
         )
         # Errors of the recipe show here, and its indexes are built, before any process starts.
-        open_pipeline(
+        pipeline = open_pipeline(
             recipe,
             tokenizer,
             seq_len,
             setup.microbatch_size,
+            vision,
             global_batch=global_batch,
             canonical_replicas=lanes,
             runner=runner,
-        ).explain()
+        )
+        if pipeline.awaits_state:
+            raise PipelineError(
+                f"{targets[0]} takes over from another run (continue_from); expected a recipe that begins at record 0. "
+                "Compare the ledgers of two such runs."
+            )
+        pipeline.explain()
         identical = _verify_recipe(setup, degrees, resumes, plot, keep)
     if not identical:
         raise typer.Exit(1)

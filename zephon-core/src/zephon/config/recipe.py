@@ -104,10 +104,12 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
         "flat", '"flat": documents end to end; "sequences": whole sequences in padded records, never cut.'
     )
     pack_algorithm: Literal["auto", "wrap", "first_fit", "best_fit", "best_fit_wrap"] = key(
-        "auto", 'How documents come into records; "auto": "wrap", or "best_fit" for sequences.'
+        "auto", 'How documents come into records; "auto": "wrap", or "best_fit" for sequences and with images.'
     )
     num_bins: Limit = key(64, 'Records under construction in each lane, except with "wrap".')
     max_documents_per_record: Positive | None = key(None, "Most documents, or parts of them, in a record.")
+    max_images: Positive | None = key(None, "Most images in a record.")
+    max_patches: Positive | None = key(None, "Most patches of images in a record.")
     homogeneity: Literal["none", "group", "full"] = key(
         "none", '"full": a record holds documents of one source; "group": of sources of one group; "none": of any.'
     )
@@ -201,6 +203,12 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
                 if name in values:
                     values[name] = tuple(_tables(kind, values[name], name, what, folder))
             return cls(**{"sources": (), **values}, origin=where)
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether documents of a source have images."""
+        kinds = [(self.setting(each, "documents"), self.setting(each, "images_field")) for each in self.sources]
+        return any(kind == "images" or (kind == "chat" and field) for kind, field in kinds)
 
     def setting(self, source: SourceRecipe, key: str) -> Any:
         """A key as it holds for a source: its own, else the recipe's."""

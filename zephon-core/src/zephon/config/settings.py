@@ -13,6 +13,7 @@ from zephon.config.keys import (
     MAX_INT64,
     Column,
     Count,
+    Location,
     Name,
     Positive,
     Prose,
@@ -103,9 +104,15 @@ class RowSettings:
         None, 'Template of the document\'s text over several columns, such as "# {title}\\n\\n{body}".'
     )
     text_encoding: Name | None = key(None, "Encoding of a column of bytes, of text files or of text in tar archives.")
-    documents: Literal["text", "chat", "tokens"] = key(
-        "text", 'Content of the rows: "text", "chat" (conversations) or "tokens" (token ids).'
+    documents: Literal["text", "chat", "tokens", "images"] = key(
+        "text", 'Content of the rows: "text", "chat" (conversations), "tokens" (token ids) or "images" (with text).'
     )
+    images_field: Column | None = key(
+        None,
+        "Column of images, or of lists of them; by default, with images, images, image, or jpg, jpeg, png, webp and "
+        'gif. Conversations show images where it is set: "auto" for images or image, or images inside the messages.',
+    )
+    media_root: Location | None = key(None, "The folder that paths of images are below.", decides_data=False)
     messages_field: Column | None = key(
         None, "Column of conversations; by default messages, conversations or conversation."
     )

@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from zephon.columns.arrow import string_array
 from zephon.columns.images import Images
-from zephon.config.keys import Column, Folder, Prose, key
+from zephon.config.keys import Column, Folder, key
 from zephon.errors import PipelineError
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.rows import Rows
@@ -49,9 +49,6 @@ class TokenizeImages(EncodeOptions):
         'them, or paths; "auto": images, image, jpg, jpeg, png, webp or gif.',
     )
     media_root: Folder | None = key(None, "The folder that paths of images are below.", decides_data=False)
-    image_token: Prose = key("<|image_pad|>", "The token that is repeated for each token of an image.")
-    vision_start_token: Prose | None = key("<|vision_start|>", "The token before an image; None is no token.")
-    vision_end_token: Prose | None = key("<|vision_end|>", "The token after an image; None is no token.")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,13 +102,13 @@ class ImagesEncoder(Encoder):
         ids = {token.content: token.id for token in tokenizer.special_tokens}
         self._ids: list[int | None] = []
         for option in ("vision_start_token", "image_token", "vision_end_token"):
-            token = getattr(spec, option)
-            if token is not None and token not in ids:
+            token = getattr(spec.vision, option)
+            if token and token not in ids:
                 raise PipelineError(
-                    f"{spec.kind} {option} is {token!r}; expected a special token of the tokenizer: "
+                    f"vision {option} is {token!r}; expected a special token of the tokenizer: "
                     f"{', '.join(ids) or 'it has none'}."
                 )
-            self._ids.append(None if token is None else ids[token])
+            self._ids.append(ids[token] if token else None)
         self.image_id = self._ids[1]
         self._root = None if spec.media_root is None else Path(spec.media_root)
 

@@ -9,12 +9,13 @@ from typing import Any
 from zephon.config.keys import keys_of, within
 from zephon.config.options import RunSettings
 from zephon.config.recipe import DataRecipe, SourceRecipe
-from zephon.config.settings import DATASET_KEYS, CurriculumSettings
+from zephon.config.settings import DATASET_KEYS, CurriculumSettings, RowSettings
 from zephon.curriculum.source import ScheduledMixtureWorkSource, StaticMixtureWorkSource, WorkSource
 from zephon.data.dataset import Dataset
 from zephon.errors import RecipeError
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.filter import Filter
+from zephon.ops.images import TokenizeImages
 from zephon.ops.mixture import EnsureMixture
 from zephon.ops.pack import PackFlat, PackSequences
 from zephon.ops.pretokenized import Pretokenized
@@ -22,6 +23,7 @@ from zephon.ops.shuffle import Shuffle
 from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
 from zephon.tokenizer.load import TokenizerId, portable_tokenizer
+from zephon.vision.geometry import VisionSettings
 
 
 def chain_of(recipe: DataRecipe) -> list[DataRecipe]:
@@ -72,24 +74,37 @@ def options_of_recipe(recipe: DataRecipe) -> dict[str, Any]:
     return {**_values(recipe, keys_of(RunSettings)), "io_options": {"cache": cache}}
 
 
-def operators_of_recipe(recipe: DataRecipe, tokenizer: Any, seq_len: int) -> list[Any]:
+def operators_of_recipe(
+    recipe: DataRecipe, tokenizer: Any, seq_len: int, vision: VisionSettings | None = None
+) -> list[Any]:
     """The operators of a recipe, from rows to shuffled records; one for all sources with the same settings."""
+    shows_images = any(each.shows_images for each in chain_of(recipe))
+    if shows_images and vision is None:
+        raise RecipeError(
+            f"{recipe.origin}: the recipe has images, and vision is missing, which the model owns; pass "
+            "Pipeline.from_recipe(vision=VisionSettings(...)), or zephon stream --vision patch_size=16,merge_size=2. A "
+            "trainer without images cannot use this recipe."
+        )
     tokenizer = portable_tokenizer(tokenizer)
     of_sources: dict[str, tuple[_Operator | None, ...]] = {}
     for each in chain_of(recipe):  # sources that end have the settings of their recipe
         for source in each.sources:
-            of_sources.setdefault(source.name, _operators_of(each, source, tokenizer, recipe.text_field))
+            of_sources.setdefault(source.name, _operators_of(each, source, tokenizer, recipe.text_field, vision))
     kinds = zip(*of_sources.values(), strict=True)
     operators = [operator for kind in kinds for operator in _grouped(list(of_sources), kind)]
     if recipe.ensure_mixture:
         operators.append(EnsureMixture(recipe.ensure_mixture_buffer_size))
     pack = PackSequences if recipe.pack_mode == "sequences" else PackFlat
     automatic: dict[str, Any] = {"algorithm": recipe.pack_algorithm, "oversized": recipe.oversized}
+    if shows_images and recipe.pack_algorithm == "auto":
+        automatic["algorithm"] = "best_fit"
     operators.append(
         pack(
             seq_len,
             num_bins=recipe.num_bins,
             max_documents_per_record=recipe.max_documents_per_record,
+            max_images=recipe.max_images,
+            max_patches=recipe.max_patches,
             homogeneity=recipe.homogeneity,
             **{name: value for name, value in automatic.items() if value != "auto"},
         )
@@ -122,7 +137,7 @@ def _grouped(names: Sequence[str], operators: Sequence[_Operator | None]) -> lis
 
 
 def _operators_of(
-    recipe: DataRecipe, source: SourceRecipe, tokenizer: TokenizerId, text_field: str
+    recipe: DataRecipe, source: SourceRecipe, tokenizer: TokenizerId, text_field: str, vision: VisionSettings | None
 ) -> tuple[_Operator | None, ...]:
     """Decoding, template, filter and encoding of a source, None where it has none."""
 
@@ -168,6 +183,18 @@ def _operators_of(
                 "loss": setting("loss_field"),
                 "labels": setting("labels_field"),
                 "positions": setting("positions_field"),
+            },
+        )
+    elif setting("documents") == "images":
+        text = setting("text_field")
+        encode = (
+            TokenizeImages,
+            {
+                **common,
+                "field": "auto" if text == RowSettings.text_field else text,
+                "images": setting("images_field") or "auto",
+                "media_root": setting("media_root"),
+                "vision": vision,
             },
         )
     else:

@@ -8,13 +8,14 @@ from typing import Annotated, Literal, NamedTuple
 
 from msgspec import Meta
 
-from zephon.config.keys import Limit, Positive, check_keys, key
+from zephon.config.keys import Limit, Positive, Prose, check_keys, key
 from zephon.errors import PipelineError
 from zephon.vision.headers import BadImage
 
 MAX_ASPECT = 200
 """Most an image may be longer than wide, or wider than long, under a pixel budget."""
 Channels = Annotated[tuple[float, float, float], Meta(title="three numbers, one for each of red, green and blue")]
+Token = Annotated[str, Meta(title='a special token, or "" for none')]
 
 
 class Grid(NamedTuple):
@@ -36,7 +37,7 @@ class Grid(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class VisionSettings:
-    """How the vision encoder of a model sees images. The model owns all of them."""
+    """How a model sees images: its vision encoder, and its tokens. The model owns all of them."""
 
     patch_size: Limit = key(16, "Pixels of each side of a patch.")
     merge_size: Limit = key(2, "Patches of each side of the square that becomes one token.")
@@ -55,6 +56,9 @@ class VisionSettings:
     max_patches_per_side: Positive = key(512, "Most patches of each side of an image.")
     mean: Channels = key((0.5, 0.5, 0.5), "Subtracted from values from 0 to 1.")
     std: Channels = key((0.5, 0.5, 0.5), "What the difference is divided by.")
+    image_token: Prose = key("<|image_pad|>", "The token that is repeated for each token of an image.")
+    vision_start_token: Token = key("<|vision_start|>", 'The token before an image; "" is no token.')
+    vision_end_token: Token = key("<|vision_end|>", 'The token after an image; "" is no token.')
 
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, "vision ")
