@@ -109,7 +109,11 @@ class ImagesEncoder(Encoder):
                     f"{', '.join(ids) or 'it has none'}."
                 )
             self._ids.append(ids[token] if token else None)
-        self.image_id = self._ids[1]
+        if eos is None and not spec.vision.vision_end_token:
+            raise PipelineError(
+                f"{spec.kind} special_tokens adds no EOS, and vision_end_token is empty; expected one of them, or a "
+                "document may end with a placeholder that is a label only. Set special_tokens to eos."
+            )
         self._root = None if spec.media_root is None else Path(spec.media_root)
 
     def encode(self, rows: Rows) -> Documents:
