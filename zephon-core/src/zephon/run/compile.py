@@ -381,7 +381,7 @@ def _encoders(
     ends: list[_SpecialIds] = []
     for encode in dict.fromkeys(need.encode for need in needs):
         policy = encode.special_tokens
-        if policy == "auto" and not isinstance(encode, Tokenize):
+        if policy == "auto" and not isinstance(encode, Tokenize | TokenizeImages):
             policy = "none"  # conversations and given tokens have their ends
         special = resolve_special_tokens(policy, tokenizer.bos_id, tokenizer.eos_id) if tokenizer else (None, None)
         by_operator[encode] = encode.encoder(tokenizer, *special)
