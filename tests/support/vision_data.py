@@ -24,9 +24,9 @@ def file_of(image, kind="JPEG", **options):
     return buffer.getvalue()
 
 
-def image_tokenizer(folder):
+def image_tokenizer(folder, **options):
     """A tiny tokenizer that has image, vision start and vision end tokens."""
-    train_tiny_tokenizer(folder)
+    train_tiny_tokenizer(folder, **options)
     path = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
     tokenizer.add_special_tokens(["<|image_pad|>", "<|vision_start|>", "<|vision_end|>"])

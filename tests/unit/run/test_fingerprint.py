@@ -2,18 +2,21 @@
 
 import json
 from copy import deepcopy
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
 
 from support import train_tiny_tokenizer
 from support.operator_data import Doubled, Joined, every_other, reversed_texts, shout, two_of_each
+from support.vision_data import file_of, image_tokenizer, picture
 from zephon import CheckpointError, Pipeline
 from zephon.config.keys import keys_of
 from zephon.config.options import RunSettings
 from zephon.io import Dataset
+from zephon.run import fingerprint
 from zephon.run.fingerprint import check_fingerprint
+from zephon.vision.geometry import VisionSettings
 from zephon.work import ScheduledMixtureWorkSource, Stage, StaticMixtureWorkSource, TokenEstimation
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
@@ -37,6 +40,8 @@ COLUMNS = {
     "flags": FLAGS,
     "labels": [[t if f else -100 for t, f in zip(*row, strict=True)] for row in zip(IDS, FLAGS, strict=True)],
     "places": [[0] * len(row) for row in IDS],
+    "picture": [file_of(picture(9, 9 + i % 3, seed=i), "PNG") for i in range(40)],
+    "picture2": [file_of(picture(12, 9, seed=i), "PNG") for i in range(40)],
 }
 A, B = (Dataset.from_dict(name, COLUMNS) for name in "ab")
 
@@ -46,6 +51,20 @@ def is_long(row):
 
 
 PAIR = {"field": "text", "response": "answer"}
+VISION = VisionSettings(patch_size=4, min_pixels=1)
+VISION_CHANGES = {
+    "patch_size": 3,
+    "merge_size": 1,
+    "temporal_patch_size": 1,
+    "patch_order": "raster",
+    "budget": "patches",
+    "min_pixels": 400,
+    "max_pixels": 64,
+    "max_patches": 2,
+    "max_patches_per_side": 1,
+    "mean": (0.4, 0.5, 0.5),
+    "std": (0.4, 0.5, 0.5),
+}
 CUT = {"max_length": 6}, {"max_length": 6, "split_long_samples": True}
 # By method: other arguments than its own, and by setting another value, or the arguments of both sides.
 OPERATORS = {
@@ -101,6 +120,22 @@ OPERATORS = {
             "assistant_tokens": "all",
         },
     ),
+    "tokenize_images": (
+        {"field": "text", "images": "picture", "vision": VISION},
+        {
+            "tokenizer_id": "other images",
+            "special_tokens": "eos",
+            "max_length": ({}, {}),  # refused
+            "split_long_samples": ({}, {}),
+            "datasets": ["a", "b"],
+            "field": "other",
+            "images": "picture2",
+            "vision": VisionSettings(patch_size=4),
+            "image_token": "<|vision_start|>",
+            "vision_start_token": None,
+            "vision_end_token": None,
+        },
+    ),
     "pretokenized": (
         {"field": "ids"},
         {
@@ -123,6 +158,8 @@ OPERATORS = {
             "algorithm": "best_fit_wrap",
             "num_bins": 3,
             "max_documents_per_record": 1,
+            "max_images": 2,
+            "max_patches": 9,
             "homogeneity": "full",
             "oversized": "drop",
         },
@@ -134,6 +171,8 @@ OPERATORS = {
             "algorithm": "first_fit",
             "num_bins": 3,
             "max_documents_per_record": 1,
+            "max_images": 2,
+            "max_patches": 9,
             "homogeneity": "full",
             "oversized": ({}, {}),
         },
@@ -145,7 +184,7 @@ ORDER = ["rows", "encode", "ensure_mixture", "pack", "shuffle", "batch"]
 PLACES = {
     "pack_flat": "pack",
     "pack_sequences": "pack",
-    **dict.fromkeys(["tokenize", "tokenize_chat", "pretokenized"], "encode"),
+    **dict.fromkeys(["tokenize", "tokenize_chat", "tokenize_images", "pretokenized"], "encode"),
 }
 
 
@@ -160,6 +199,8 @@ def pipeline_of(tokenizer, source=None, method="", arguments=(), **options):
         "pack": ("pack_flat", {"max_length": 12}),
         "batch": ("batch", {"microbatch_size": 1}),
     }
+    if method == "tokenize_images":
+        steps["pack"] = "pack_sequences", {"max_length": 60}
     if method:
         steps[PLACES.get(method, method if method in ORDER else "rows")] = method, dict(arguments)
     pipeline = Pipeline(source or source_of()).options(
@@ -188,7 +229,15 @@ def is_told(one, other):
 
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory, tiny_tokenizer):
-    return {"other": train_tiny_tokenizer(tmp_path_factory.mktemp("other"), bos="<|begin|>"), "": tiny_tokenizer}
+    def folder():
+        return tmp_path_factory.mktemp("tokenizer")
+
+    return {
+        "": tiny_tokenizer,
+        "other": train_tiny_tokenizer(folder(), bos="<|begin|>"),
+        "images": image_tokenizer(folder()),
+        "other images": image_tokenizer(folder(), bos="<|begin|>"),
+    }
 
 
 def operator_settings():
@@ -211,17 +260,43 @@ def test_a_changed_setting_of_an_operator_is_seen(tokenizers, method, setting):
     for changes in sides:
         arguments = {**given, **changes}
         if PLACES.get(method) == "encode":
-            name = arguments.get("tokenizer_id", "")
+            name = arguments.get("tokenizer_id", "images" if method == "tokenize_images" else "")
             arguments["tokenizer_id"] = None if name is None else tokenizers[name]
         pipelines.append(pipeline_of(tokenizers[""], None, method, arguments))
     assert is_told(*pipelines)
+
+
+@pytest.mark.parametrize("setting", [each.name for each in fields(VisionSettings)])
+def test_a_changed_setting_of_images_is_seen(tokenizers, setting):
+    given = {"tokenizer_id": tokenizers["images"], "field": "text", "images": "picture"}
+    one, other = (
+        pipeline_of(tokenizers[""], source_of(A), "tokenize_images", {**given, "vision": vision})
+        for vision in (VISION, replace(VISION, **{setting: VISION_CHANGES[setting]}))
+    )
+    assert one.compiled.fingerprint != other.compiled.fingerprint
+
+
+def test_other_pixels_of_the_same_files_are_refused_by_name(tokenizers, monkeypatch):
+    def build():
+        given = {"tokenizer_id": tokenizers["images"], "field": "text", "images": "picture", "vision": VISION}
+        return pipeline_of(tokenizers[""], source_of(A), "tokenize_images", given)
+
+    one = build()
+    next(iter(one))
+    state, expected = one.checkpoint(), batches(one, 3)
+    monkeypatch.setattr(fingerprint, "image_pixels", lambda: "other")
+    with pytest.raises(CheckpointError, match=r"image_pixels: was '[0-9a-f]{16}', is 'other' \(this machine's"):
+        build().restore(state)
+    assert batches(build().restore(state, allow_changes=["image_pixels"]), 3) == expected
+    assert "image_pixels" not in pipeline_of(tokenizers[""]).compiled.fingerprint  # text alone
 
 
 @pytest.mark.parametrize("method", OPERATORS)
 def test_equal_settings_have_one_fingerprint(tokenizers, method):
     """Also those of other objects, as another process makes them."""
     given, _ = OPERATORS[method]
-    arguments = {"tokenizer_id": tokenizers[""]} if PLACES.get(method) == "encode" else {}
+    name = "images" if method == "tokenize_images" else ""
+    arguments = {"tokenizer_id": tokenizers[name]} if PLACES.get(method) == "encode" else {}
     pipelines = [pipeline_of(tokenizers[""], None, method, arguments | deepcopy(given)) for _ in range(2)]
     assert pipelines[0].compiled.fingerprint == pipelines[1].compiled.fingerprint
 
@@ -371,6 +446,7 @@ def test_every_operator_is_tried():
     ("name", "before", "now", "is_exact"),
     [
         ("tokenizer_backend", "a 1", "a 2", True),
+        ("image_pixels", "one", "other", True),
         ("end", "drop_last=True", "drop_last=False", True),
         ("dataset d", {"content": "c", "revision": "1"}, {"content": "c", "revision": "2"}, True),
         ("formats", "absent", {"d": "uint16"}, True),

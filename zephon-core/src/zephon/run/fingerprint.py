@@ -22,6 +22,7 @@ from zephon.data.formats.registry import names_say
 from zephon.errors import Change, CheckpointError, PipelineError
 from zephon.run.operators import Operators
 from zephon.tokenizer.tokenizer import Tokenizer
+from zephon.vision.probes import image_pixels
 
 STREAM_VERSION = 2
 """Raised by every change that alters a stream of records for the same recipe, seed and data, and that no other field of
@@ -45,6 +46,7 @@ FINGERPRINT_NAMES = {
     "flush_every_k_chunks": _FIXED,
     "formats": _FIXED,
     "groups": _OTHER_TOKENS,
+    "image_pixels": _SAME,
     "order": _FIXED,
     "orders": _FIXED,
     "pack_algorithm": _OTHER_TOKENS,
@@ -124,6 +126,8 @@ def fingerprint_of(
         fields["row_operators"] = [_shortened(operator.identity()) for operator in operators.rows]
     if not operators.is_plain:
         fields["documents"] = [_shortened(operator.identity()) for operator in operators.encode]
+    if operators.shows_images:
+        fields["image_pixels"] = image_pixels()
     if mixture:
         fields["ensure_mixture"] = _settings(mixture)
     if not source.reshuffle_on_repeat:
@@ -247,6 +251,10 @@ def _judged(change: Change, *, counted: bool) -> Change:
     if change.name in _RECENT and before == "absent":
         kind = _SAME
         change = replace(change, note=f"the state does not have it, now it is {now!r}; accept it if this was so before")
+    elif change.name == "image_pixels" and "absent" not in (before, now):
+        kind = _SAME
+        libraries = "this machine's torch, torchvision or Pillow make other pixels of the same images"
+        change = replace(change, note=f"was {before!r}, is {now!r} ({libraries}; the tokens are the same)")
     elif change.name == "end" and "repeat" not in (before, now):
         kind = _SAME
     elif kind is None:  # of a dataset

@@ -97,13 +97,18 @@ class Operators:
                 f'ensure_mixture cuts the documents of each dataset into records as "wrap" does, but {pack.kind} '
                 f"has the algorithm {pack.algorithm!r}; take one or the other."
             )
-        shows = any(isinstance(each, TokenizeImages) for each in encode)
-        if shows and pack.algorithm not in ("best_fit", "first_fit"):
+        built = Operators(tuple(rows), tuple(encode), mixture, pack, shuffle, batch)
+        if built.shows_images and pack.algorithm not in ("best_fit", "first_fit"):
             raise PipelineError(
                 f'{pack.kind} algorithm is "{pack.algorithm}", which cuts documents, and an image cannot be cut; '
                 'take "best_fit" or "first_fit".'
             )
-        return Operators(tuple(rows), tuple(encode), mixture, pack, shuffle, batch)
+        return built
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether documents may have images."""
+        return any(getattr(operator, "vision", None) is not None for operator in self.encode)
 
     @property
     def is_plain(self) -> bool:

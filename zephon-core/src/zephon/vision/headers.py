@@ -9,8 +9,8 @@ from __future__ import annotations
 import struct
 from typing import NamedTuple
 
-MAX_PIXELS = 1 << 28
-"""Most pixels of an image, 16,384 x 16,384: what claims more is a bomb for the decoder."""
+MAX_PIXELS = 178_956_970
+"""Most pixels of an image: what claims more is a bomb for the decoder. Pillow has the same limit."""
 _MAX_SEGMENTS = 4096  # of a JPEG before its size
 
 
@@ -69,6 +69,8 @@ def _jpeg(data: memoryview) -> Header:
         while (marker := data[at + 1]) == 0xFF:  # fill bytes
             at += 1
         at += 2
+        if marker == 0x00:  # libjpeg would look for the next marker, and find another size than this would
+            raise BadImage(f"the JPEG has no marker at byte {at - 1}")
         if marker == 0x01 or 0xD0 <= marker <= 0xD7:  # markers without a segment
             continue
         if marker in (0xD9, 0xDA):

@@ -1,6 +1,6 @@
 """Pixels of images, as patches: decoded, turned upright, resized and cut.
 
-torchvision decodes where it is installed, else Pillow; torch resizes, so its version is what pixels depend on.
+Pillow decodes, and torchvision JPEG and WebP where it is installed, which is faster; torch resizes.
 """
 
 from __future__ import annotations
@@ -29,10 +29,9 @@ def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarr
     import torch
 
     header = read_header(data)
-    picture = _upright(_decoded(data, header), header.orientation)
-    if tuple(picture.shape[1:]) != (header.height, header.width):
-        high, wide = picture.shape[1:]
-        raise BadImage(f"the picture is {wide} x {high} pixels, its header says {header.width} x {header.height}")
+    picture = _decoded(data, header)
+    _check_size(picture.shape[2], picture.shape[1], header)
+    picture = _upright(picture, header.orientation)
     if (header.height, header.width) != (grid.pixels_high, grid.pixels_wide):
         size = [grid.pixels_high, grid.pixels_wide]
         picture = torch.nn.functional.interpolate(picture[None], size, mode="bicubic", antialias=True)[0]
@@ -83,43 +82,54 @@ def _upright(picture: Any, orientation: int) -> Any:
 def _decoded(data: bytes, header: Header) -> Any:
     """uint8[3, height, width] as stored, a torch tensor; BadImage."""
     try:
-        return _decoder()(data, header.format)
-    except (PipelineError, MemoryError):
+        return _decoders()[header.format](data, header)
+    except (PipelineError, BadImage, MemoryError, Warning):  # the last where the process makes errors of warnings
         raise
     except Exception as error:  # decoders raise whatever they like
+        if "allocate memory" in str(error):  # torch's, a RuntimeError
+            raise MemoryError(str(error)) from None
         reason = " ".join(str(error).split())[:200]
         raise BadImage(f"the {header.format} cannot be decoded ({reason})") from None
 
 
 @functools.cache
-def _decoder() -> Callable[[bytes, str], Any]:
-    import torch
-
-    try:
-        import torchvision.io as tv
-
-        # torchvision 0.29 announces a successor of its decoders, once per image.
-        warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning, "torchvision")
-
-        def decode(data: bytes, kind: str) -> Any:
-            raw = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            if kind == "gif":
-                frames = tv.decode_gif(raw)
-                return frames if frames.ndim == 3 else frames[0]
-            return tv.decode_image(raw, mode=tv.ImageReadMode.RGB)
-
-        return decode
-    except ImportError:
-        pass
+def _decoders() -> dict[str, Callable[[bytes, Header], Any]]:
+    """By format."""
     try:
         from PIL import Image
     except ImportError:
         raise PipelineError(
-            "images are decoded by torchvision or Pillow, and neither is installed; install zephon-core[vision]."
+            "images are decoded by Pillow, which is not installed; install zephon-core[vision]."
         ) from None
+    import torch
 
-    def decode_pillow(data: bytes, kind: str) -> Any:
-        with Image.open(io.BytesIO(data), formats=[kind.upper()]) as picture:
-            return torch.from_numpy(np.array(picture.convert("RGB"))).permute(2, 0, 1)
+    def pillow(data: bytes, header: Header) -> Any:
+        with Image.open(io.BytesIO(data), formats=[header.format.upper()]) as picture:
+            _check_size(picture.width, picture.height, header)
+            # Of 16-bit grey Pillow would cut off what is above 255.
+            grey = (np.asarray(picture) >> 8).astype(np.uint8) if picture.mode.startswith("I") else None
+            rgb = picture.convert("RGB") if grey is None else Image.fromarray(grey).convert("RGB")
+            return torch.from_numpy(np.array(rgb)).permute(2, 0, 1)
 
-    return decode_pillow
+    # The limit is that of `read_header`; a warning could be an error by the settings of the process.
+    warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+    decoders: dict[str, Callable[[bytes, Header], Any]] = dict.fromkeys(("jpeg", "png", "webp", "gif"), pillow)
+    try:
+        import torchvision.io as tv
+    except ImportError:
+        return decoders
+
+    def torchvision(data: bytes, header: Header) -> Any:
+        return tv.decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=tv.ImageReadMode.RGB)
+
+    # torchvision 0.29 announces a successor of its decoders, once per image.
+    warnings.filterwarnings("ignore", "The image decoding", DeprecationWarning, "torchvision")
+    # A third faster with JPEG. Not with PNG: of a damaged one torchvision 0.29 dies (a jump out of libpng).
+    return decoders | dict.fromkeys(("jpeg", "webp"), torchvision)
+
+
+def _check_size(width: int, height: int, header: Header) -> None:
+    """Refuse a picture of another size than its header says, before it is turned upright."""
+    says = (header.height, header.width) if header.orientation > 4 else (header.width, header.height)
+    if (width, height) != says:
+        raise BadImage(f"the picture is {width} x {height} pixels, its header says {says[0]} x {says[1]}")
