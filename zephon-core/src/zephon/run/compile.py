@@ -101,6 +101,13 @@ class Compiled:
         return None if self.plan.pixels is None else self.plan.pixels.vision
 
     @property
+    def image_id(self) -> int:
+        """The placeholder of images; -1 where there are none."""
+        if self.vision is None or self.tokenizer is None:
+            return -1
+        return next(token.id for token in self.tokenizer.special_tokens if token.content == self.vision.image_token)
+
+    @property
     def lane_history(self) -> dict[int, int]:
         """For each feed of this group, a number for the places where it was taken over; 0 for none."""
         cuts = {feed: [run.cuts[feed] for run in self.earlier] for feed in self.topology.owned_feeds}
@@ -381,7 +388,7 @@ def _encoders(
     ends: list[_SpecialIds] = []
     for encode in dict.fromkeys(need.encode for need in needs):
         policy = encode.special_tokens
-        if policy == "auto" and not isinstance(encode, Tokenize):
+        if policy == "auto" and not isinstance(encode, Tokenize | TokenizeImages):
             policy = "none"  # conversations and given tokens have their ends
         special = resolve_special_tokens(policy, tokenizer.bos_id, tokenizer.eos_id) if tokenizer else (None, None)
         by_operator[encode] = encode.encoder(tokenizer, *special)
