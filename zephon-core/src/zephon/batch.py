@@ -19,8 +19,9 @@ from zephon.columns.images import Images
 from zephon.columns.records import RecordBlock, positions_from
 from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.vision.geometry import VisionSettings
+from zephon.vision.mrope import mrope_positions
 
 __all__ = ["BatchInfo", "SampleBatch"]
 
@@ -32,17 +33,19 @@ _PixelType = Literal["float32", "uint8"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
 FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
-FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid_thw")
+FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid_thw", "mrope_positions")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What all batches of a run share: datasets and catalogs by index, and the EOS of each document, or None."""
+    """What all batches of a run share: datasets and catalogs by index, the EOS of each document, or None, and, where
+    there are images, how the model sees them and their placeholder."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
     eos_id: int | None
     vision: VisionSettings | None = None
+    image_id: int = -1
 
 
 class SampleBatch:
@@ -174,6 +177,7 @@ class SampleBatch:
         as_numpy: bool = False,
         vision: _VisionForm = "packed",
         pixel_dtype: _PixelType = "float32",
+        return_mrope_positions: bool = False,
     ) -> dict[str, Any]:
         """The batch as a model takes it: a fresh dict of torch tensors (NumPy arrays with `as_numpy`).
 
@@ -206,6 +210,9 @@ class SampleBatch:
             [patches, 3 * temporal_patch_size * patch_size**2], or, as "uint8", values of one frame
             [patches, 3 * patch_size**2]; with "padded" [images, most patches, values], filled up with zeros. grid_thw,
             int64[images, 3], are frames, and patches high and wide.
+        mrope_positions
+            [3, n, S]: time, row and column of each token as models of the Qwen family take them, from 0 at every
+            start of a document.
 
         Args:
             dtype: of input_ids, labels and position_ids: a NumPy or torch dtype or its name. With "uint32" and
@@ -254,6 +261,8 @@ class SampleBatch:
             fields["position_ids"] = block.positions[:, :width].astype(integers)
         elif position_mode == "preserve":
             fields["position_ids"] = positions_from(starts, n, width, integers)
+        if return_mrope_positions:
+            fields["mrope_positions"] = self._mrope_positions(starts, width).astype(integers, copy=False)
         if return_loss_mask:
             fields["loss_mask"] = np.ones((n, width), dtype=np.float32)
             if ignored is not None:
@@ -261,13 +270,13 @@ class SampleBatch:
         if return_padding_mask:
             fields["padding_mask"] = np.arange(width) >= block.lengths[:, None]
         if flatten:
-            fields = {name: np.ascontiguousarray(value).reshape(-1) for name, value in fields.items()}
+            fields = {n: np.ascontiguousarray(v).reshape(*v.shape[:-2], -1) for n, v in fields.items()}
         if return_cu_seqlens:
             fields["cu_seqlens"], fields["max_seqlen"] = _bounds(starts, n, width, flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         if self._info.vision is not None:
-            fields |= _visual(block.images, self._info.vision, vision, pixel_dtype)
+            fields |= self._visual(self._info.vision, vision, pixel_dtype)
         renamed = {names.get(name, name): value for name, value in fields.items()}
         if len(renamed) < len(fields):
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
@@ -296,24 +305,41 @@ class SampleBatch:
                 masks.append(block.positions[:, 1:] == 0)
         return functools.reduce(np.logical_or, masks) if masks else None
 
+    def _grids(self) -> np.ndarray:
+        """int32[images, 2]: patches high and wide; DataError where the placeholders are not those of the images."""
+        images, vision = self._block.images, self._info.vision
+        grids = np.zeros((0, 2), dtype=np.int32) if images is None else images.grids[:, :2]
+        if vision is not None:
+            expected = int(grids.prod(axis=1).sum()) // vision.merge_size**2
+            if (count := np.count_nonzero(self.tokens == self._info.image_id)) != expected:
+                raise DataError(
+                    f"{self!r} has {count} tokens {vision.image_token}; expected {expected}, those of its images. "
+                    "Leave that token out of rows that are given as token ids."
+                )
+        return grids
 
-def _visual(images: Images | None, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
-    """pixel_values and grid_thw of the images of a batch."""
-    from zephon.vision.pixels import normalized
+    def _mrope_positions(self, starts: tuple[np.ndarray, np.ndarray], width: int) -> np.ndarray:
+        merge = 1 if self._info.vision is None else self._info.vision.merge_size
+        return mrope_positions(self.tokens, starts, self._info.image_id, self._grids() // merge)[:, :, :width]
 
-    if images is None or images.patches is None:
-        empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
-        images = Images.none(0).with_patches(empty, np.zeros(0, dtype=bool))
-    counts = images.patch_counts
-    grids = np.ones((len(counts), 3), dtype=np.int64)
-    grids[:, 1:] = images.grids[:, :2]
-    assert images.patches is not None
-    values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
-    if form == "padded":
-        padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
-        padded[np.arange(padded.shape[1]) < counts[:, None]] = values
-        values = padded
-    return {"pixel_values": values, "grid_thw": grids}
+    def _visual(self, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
+        """pixel_values and grid_thw of the images of a batch."""
+        from zephon.vision.pixels import normalized
+
+        images = self._block.images
+        if images is None or images.patches is None:
+            empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
+            images = Images.none(0).with_patches(empty, np.zeros(0, dtype=bool))
+        counts = images.patch_counts
+        grids = np.ones((len(counts), 3), dtype=np.int64)
+        grids[:, 1:] = self._grids()
+        assert images.patches is not None
+        values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
+        if form == "padded":
+            padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
+            padded[np.arange(padded.shape[1]) < counts[:, None]] = values
+            values = padded
+        return {"pixel_values": values, "grid_thw": grids}
 
 
 @functools.cache

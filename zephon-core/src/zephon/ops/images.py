@@ -100,6 +100,11 @@ class ImagesEncoder(Encoder):
         super().__init__(spec, bos, eos)
         self._spec, self._tokenizer = spec, tokenizer
         self._ids = vision_ids(spec.vision, tokenizer)
+        if eos is None and not spec.vision.vision_end_token:
+            raise PipelineError(
+                f"{spec.kind} special_tokens adds no EOS, and vision_end_token is empty; expected one of them, or a "
+                "document may end with a placeholder that is a label only. Set special_tokens to eos."
+            )
         self._media = Media(spec.vision, spec.media_root)
 
     def encode(self, rows: Rows) -> Documents:

@@ -101,6 +101,13 @@ class Compiled:
         return None if self.plan.pixels is None else self.plan.pixels.vision
 
     @property
+    def image_id(self) -> int:
+        """The placeholder of images; -1 where there are none."""
+        if self.vision is None or self.tokenizer is None:
+            return -1
+        return next(token.id for token in self.tokenizer.special_tokens if token.content == self.vision.image_token)
+
+    @property
     def lane_history(self) -> dict[int, int]:
         """For each feed of this group, a number for the places where it was taken over; 0 for none."""
         cuts = {feed: [run.cuts[feed] for run in self.earlier] for feed in self.topology.owned_feeds}
