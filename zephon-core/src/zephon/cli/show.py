@@ -175,7 +175,7 @@ def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: L
 def _write_images(folder: Path, batch: SampleBatch, line: dict[str, Any]) -> None:
     """Write the image files of a record, and note their names in its line."""
     block = batch.block
-    record = line["record"] - int(batch.sequence_numbers[0])
+    record = batch.sequence_numbers.tolist().index(line["record"])
     first, last = block.span_offsets[record : record + 2].tolist()
     own = block.images.slice(first, last) if block.images is not None else None
     for n, image in enumerate(image for document in line["documents"] for image in document.get("images", ())):
@@ -189,9 +189,8 @@ def _write_images(folder: Path, batch: SampleBatch, line: dict[str, Any]) -> Non
 def _image_text(number: int, image: dict[str, Any]) -> str:
     size = f"{image['format']} of {image['width']} x {image['height']} pixels, {image['bytes']:,} bytes"
     text = f"    image {number}: {size}, {image['patches_wide']} x {image['patches_high']} patches"
-    return (
-        text + ", grey, since it cannot be decoded" * image["grey"] + (f": {image['file']}" if "file" in image else "")
-    )
+    text += ", grey, since it cannot be decoded" * image["grey"]
+    return f"{text}: {image['file']}" if "file" in image else text
 
 
 def _text(line: dict[str, Any], chars: int | None, placeholder: str = "") -> str:
