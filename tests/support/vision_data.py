@@ -26,11 +26,11 @@ def file_of(image, kind="JPEG", **options):
     return buffer.getvalue()
 
 
-def image_tokenizer(folder, **options):
+def image_tokenizer(folder, *tokens, **options):
     """A tiny tokenizer that has image, vision start and vision end tokens."""
     train_tiny_tokenizer(folder, **options)
     path = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
-    tokenizer.add_special_tokens(IMAGE_TOKENS)
+    tokenizer.add_special_tokens([*IMAGE_TOKENS, *tokens])
     tokenizer.save(path)
     return folder

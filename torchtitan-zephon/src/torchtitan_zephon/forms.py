@@ -102,7 +102,7 @@ def _with_images(fields: dict[str, Any], vision: VisionForm) -> dict[str, Any]:
     shown = grids is not None and len(grids) > 0
     if vision.required and not shown:
         raise DataError(
-            "a batch has no image, so its rank would not run the vision encoder, and the other ranks would wait for it; "
+            "a batch has no image, so its rank would not run the vision encoder, for which the other ranks would wait; "
             "expected an image in every batch. Set always_image = true in the recipe."
         )
     fields |= {"pixel_values": pixels if shown else None, "grid_thw": grids if shown else None}
