@@ -20,7 +20,7 @@ def folder(tmp_path_factory):
 
 def encoded(folder, texts, images, skips=False, **options):
     spec = TokenizeImages(tokenizer_id=str(folder), vision=VisionSettings(min_pixels=1), **options)
-    spec = spec.found(["text", "image"])
+    spec = spec.found({"text": None, "image": None})
     tokenizer = load_tokenizer(str(folder))
     rows = Rows(pa.table({"text": texts, "image": images}), np.arange(len(texts)), skips)
     documents = spec.encoder(tokenizer, None, tokenizer.eos_id).encode(rows)

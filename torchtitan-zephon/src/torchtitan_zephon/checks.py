@@ -7,6 +7,7 @@ from typing import Any
 
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
+from torchtitan_zephon.vision import vision_settings
 from zephon import DataRecipe, TokenizerError, TopologyError
 from zephon.loader import Topology, check_division, on_all_ranks, open_once, resolve_lanes
 
@@ -36,7 +37,7 @@ def check_topology(recipe: DataRecipe, batch: GlobalBatch | None, *, dp_world_si
     return Topology(lanes, dp_world_size, dp_rank, records)
 
 
-_checked: set[tuple[bool, str]] = set()
+_checked: set[tuple[bool, str, str]] = set()
 
 
 def check_ahead(view: TrainerView) -> None:
@@ -51,8 +52,9 @@ def check_ahead(view: TrainerView) -> None:
     validator = getattr(trainer, "validator", None)
     configs = [trainer.dataloader, getattr(validator, "dataloader", None)]
     configs = configs[: 2 if getattr(validator, "enable", False) else 1]
-    recipes = [config.to_recipe() if isinstance(config, ZephonConfig) else None for config in configs]
-    if (key := (view.together, repr(recipes))) in _checked:
+    configs = [config if isinstance(config, ZephonConfig) else None for config in configs]
+    recipes = [config and config.to_recipe() for config in configs]
+    if (key := (view.together, repr(recipes), repr([config and config.vision for config in configs]))) in _checked:
         return
     _checked.add(key)
 
@@ -61,8 +63,10 @@ def check_ahead(view: TrainerView) -> None:
         if recipes[0] is not None:
             check_topology(recipes[0], view.global_batch(degree), dp_world_size=degree, dp_rank=0)
         length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
-        for recipe in filter(None, recipes) if os.environ.get("LOCAL_RANK", "0") == "0" else ():
-            open_once(recipe, tokenizer=trainer.hf_assets_path, seq_len=length)
+        for config, recipe in zip(configs, recipes, strict=True):
+            if config is not None and os.environ.get("LOCAL_RANK", "0") == "0":
+                vision = vision_settings(config.vision, getattr(trainer, "tokenizer", None), view.model)
+                open_once(recipe, tokenizer=trainer.hf_assets_path, seq_len=length, vision=vision)
 
     if view.together:
         on_all_ranks(check)

@@ -53,6 +53,8 @@ class ZephonConfig(_RecipeConfig):  # type: ignore[misc, valid-type]
     schedule: Annotated[list[Any], tyro.conf.Suppress] = field(default_factory=list)
     """Stages of the mixture, as tables of a recipe; set by from_toml."""
 
+    vision: Annotated[Any, tyro.conf.Suppress] = None
+    """For models that see images, the config of TorchTitan's own multimodal loader, or Zephon's `VisionSettings`."""
     ledger: str | None = None
     """Folder in which every rank records what it consumed, for `zephon verify`; None writes nothing."""
     flush_index: str | None = None

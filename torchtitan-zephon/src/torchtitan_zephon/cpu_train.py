@@ -40,22 +40,28 @@ def _device_is_cpu() -> None:
 
 def _adapt(config: Any) -> Any:
     """Replace what has no CPU version in a config; command-line overrides come after."""
+    import torch
     from torch.distributed.fsdp import FSDPModule
     from torchtitan.models.common.attention import FlexAttention, VarlenAttention
 
     config.training.disable_cuda_graphs = True
     config.training.mixed_precision_param = "float32"  # CPUs emulate bfloat16, at seven times the time
-    spec, attention = config.model_spec, _attention(FlexAttention)
+    spec = config.model_spec
     if any(True for _ in spec.model.traverse(VarlenAttention.Config)):
         raise SystemExit(
             f"error: {spec.name} {spec.flavor} has variable-length attention, which has no CPU version. Choose a model "
             "with FlexAttention, such as llama3."
         )
-    for _, _, parent, name in list(spec.model.traverse(FlexAttention.Config)):
-        if isinstance(parent, list):
-            parent[name] = attention.Config()
-        else:
-            setattr(parent, name, attention.Config())
+    if getattr(spec.model, "vision_encoder", None) is not None:
+        FlexAttention.forward = _dense_forward  # their masks are not only causal
+        torch.compiler.set_stance("force_eager")  # compiling what makes the masks takes minutes
+    else:
+        attention = _attention(FlexAttention)
+        for _, _, parent, name in list(spec.model.traverse(FlexAttention.Config)):
+            if isinstance(parent, list):
+                parent[name] = attention.Config()
+            else:
+                setattr(parent, name, attention.Config())
     stock = spec.parallelize_fn
 
     def parallelize(*args: Any, **kwargs: Any) -> Any:
@@ -67,6 +73,33 @@ def _adapt(config: Any) -> Any:
 
     spec.parallelize_fn = parallelize
     return config
+
+
+def _dense_forward(
+    self: Any,
+    q_BLNH: Any,
+    k_BLNH: Any,
+    v_BLNH: Any,
+    *,
+    attention_masks: Any,
+    score_mod: Any = None,
+    scale: Any = None,
+    enable_gqa: bool = False,
+    out_transform: Any = None,
+    **_: Any,
+) -> Any:
+    """FlexAttention with its mask written out. TorchTitan checks the names of the parameters."""
+    import torch
+
+    q, k, v = (part.transpose(1, 2) for part in (q_BLNH, k_BLNH, v_BLNH))
+    batch, head, row, column = (
+        torch.arange(size).view([-1 if axis == place else 1 for axis in range(4)])
+        for place, size in enumerate((len(q), 1, q.shape[2], k.shape[2]))
+    )
+    mask = attention_masks.mask_mod(batch, head, row, column)
+    mask = mask | ~mask.any(-1, keepdim=True)  # rows that see nothing are padding
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scale, enable_gqa=enable_gqa)
+    return out.transpose(1, 2)
 
 
 def _attention(flex: Any) -> Any:

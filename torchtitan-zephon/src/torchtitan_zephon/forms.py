@@ -5,6 +5,10 @@ rows
 flat
     TorchTitan's main branch: the same as int64[B * S]. Builds that pass num_tokens_per_microbatch also get
     "padding_mask" (bool[B * S], True at padding) and "num_valid_tokens" (int).
+
+Models that see images also get "grid_thw" int64[images, 3] and "pixel_values" float32, as rows [images, most patches,
+values] filled up with zeros, flat [patches, values]; both are None where a batch has no image. "special_tokens" are
+their ids by name, and "mrope_positions", for models that take them, int64[B, S, 3] or [B * S, 3].
 """
 
 from __future__ import annotations
@@ -13,7 +17,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from zephon import PipelineError, SampleBatch
+from torchtitan_zephon.vision import VisionForm
+from zephon import DataError, PipelineError, SampleBatch
 
 try:
     from torchtitan.components.loss import IGNORE_INDEX
@@ -51,12 +56,14 @@ class Form:
         microbatch_size: B, records per batch.
         flat: one sequence per batch instead of rows.
         counts: whether inputs include the padding mask and the number of valid tokens.
+        vision: what inputs include for models that see images; None for others.
     """
 
     seq_len: int
     microbatch_size: int
     flat: bool = False
     counts: bool = False
+    vision: VisionForm | None = None
 
     def shape(self, batch: SampleBatch) -> tuple[dict[str, Any], Any]:
         """Inputs and labels; labels are IGNORE_INDEX where no loss is computed.
@@ -67,12 +74,43 @@ class Form:
             ignore_index=IGNORE_INDEX,
             boundary_mask_loss=True,
             rename_fields={"input_ids": "input", "position_ids": "positions"},
-            return_padding_mask=self.counts,
+            return_padding_mask=self.counts or self.vision is not None,
             return_num_valid_tokens=self.counts,
             flatten=self.flat,
+            vision="packed" if self.flat else "padded",
+            return_mrope_positions=self.vision is not None and self.vision.mrope,
         )
         labels = fields.pop("labels")
+        if self.vision is not None:
+            mask = fields["padding_mask"] if self.counts else fields.pop("padding_mask")
+            fields["input"][mask] = self.vision.special_tokens["pad_id"]
+            fields = _with_images(fields, self.vision)
         return fields, labels
+
+
+class _Ids(dict[str, int]):
+    """Ids by name. TorchTitan's validator asks everything of a batch to move to the device."""
+
+    def to(self, *_: Any, **__: Any) -> _Ids:
+        return self
+
+
+def _with_images(fields: dict[str, Any], vision: VisionForm) -> dict[str, Any]:
+    """Inputs as TorchTitan's multimodal collator names them."""
+    mrope = fields.pop("mrope_positions", None)
+    pixels, grids = fields.pop("pixel_values", None), fields.pop("grid_thw", None)
+    shown = grids is not None and len(grids) > 0
+    if vision.required and not shown:
+        raise DataError(
+            "a batch has no image, so its rank would not run the vision encoder, for which the other ranks would wait; "
+            "expected an image in every batch. Set always_image = true in the recipe."
+        )
+    fields |= {"pixel_values": pixels if shown else None, "grid_thw": grids if shown else None}
+    fields |= {"pixel_values_videos": None, "grid_thw_videos": None, "special_tokens": _Ids(vision.special_tokens)}
+    if shown and mrope is not None:
+        fields["mrope_positions"] = mrope.movedim(0, -1).contiguous()
+    # What is absent is None to the models, and the validator cannot move None.
+    return {name: value for name, value in fields.items() if value is not None or not vision.validating}
 
 
 def choose_form(sizes: Mapping[str, Any]) -> Form:

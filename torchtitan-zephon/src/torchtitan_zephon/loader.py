@@ -6,7 +6,7 @@ import logging
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from torchtitan_zephon.checks import check_ahead, check_topology, tokenizer_fold
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.forms import BaseDataLoader, choose_form
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
+from torchtitan_zephon.vision import VisionForm, vision_settings
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.loader import (
     Mixture,
@@ -91,8 +92,13 @@ class ZephonDataLoader(BaseDataLoader):
     ) -> None:
         view = self._view = TrainerView.of_callers()
         self._config = config
-        self._form = choose_form(sizes)
         self._validating = config.infinite is not None or view.validating
+        vision = VisionForm.of(config.vision, tokenizer)
+        if vision is not None:
+            required = dp_world_size > 1 and config.to_recipe().shows_images
+            vision = replace(vision, validating=self._validating, required=required)
+        self._form = replace(choose_form(sizes), vision=vision)
+        self._vision = vision_settings(config.vision, tokenizer, view.model)
         self.progress = Progress()
         self._started = False
         self._to_skip = [] if self._validating else config.ranges_to_skip()
@@ -148,6 +154,9 @@ class ZephonDataLoader(BaseDataLoader):
         _training = weakref.ref(self)
 
     def _pipeline_of(self, recipe: DataRecipe, topology: Topology, tokenizer: str, **options: Any) -> Pipeline:
+        if self._form.vision is not None and self._vision is not None and recipe.shows_images:
+            sizes = self._form.microbatch_size, self._form.seq_len
+            self._form.vision.check_limit(self._vision, *sizes, recipe.max_images)
         return Pipeline.from_recipe(
             recipe,
             tokenizer=tokenizer,
@@ -157,6 +166,7 @@ class ZephonDataLoader(BaseDataLoader):
             dp_group_id=topology.dp_group_id,
             global_batch=topology.global_batch,
             canonical_replicas=topology.lanes,
+            vision=self._vision,
             **options,
         )
 

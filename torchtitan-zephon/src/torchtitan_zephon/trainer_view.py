@@ -127,10 +127,14 @@ class TrainerView:
         )
 
     @property
+    def model(self) -> Any:
+        """The model's config, or None if unknown."""
+        return getattr(getattr(self.config, "model_spec", None), "model", None)
+
+    @property
     def model_vocab_size(self) -> int | None:
         """Rows of the model's embedding, or None if unknown."""
-        model = getattr(getattr(self.config, "model_spec", None), "model", None)
-        size = getattr(model, "vocab_size", None)
+        size = getattr(self.model, "vocab_size", None)
         return size if isinstance(size, int) else None
 
     def _parallelism(self, name: str) -> int:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,8 +20,10 @@ from zephon.columns.images import Images
 from zephon.columns.records import RecordBlock, positions_from
 from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.vision.geometry import VisionSettings
+from zephon.vision.headers import read_header
+from zephon.vision.mrope import mrope_positions
 
 __all__ = ["BatchInfo", "SampleBatch"]
 
@@ -31,18 +34,25 @@ _VisionForm = Literal["packed", "padded"]
 _PixelType = Literal["float32", "uint8"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
+_NUMBERS = ("width", "height", "bytes", "patches_wide", "patches_high")
+_IMAGES = pa.list_(
+    pa.struct([("format", pa.string()), *((name, pa.int64()) for name in _NUMBERS), ("grey", pa.bool_())])
+)
 FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
-FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid_thw")
+FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid_thw", "mrope_positions")
 
 
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
-    """What all batches of a run share: datasets and catalogs by index, and the EOS of each document, or None."""
+    """What all batches of a run share: datasets and catalogs by index, the EOS of each document, or None, and, where
+    there are images, how the model sees them, their placeholder, and whether digests are over their pixels too."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
     eos_id: int | None
     vision: VisionSettings | None = None
+    image_id: int = -1
+    digest_pixels: bool = False
 
 
 class SampleBatch:
@@ -102,8 +112,9 @@ class SampleBatch:
 
         Columns: sequence_number int64; dataset, shard (dictionary-coded strings); row int64, within the shard;
         start int32, the first place in the record; token_begin and token_end int64, the tokens of the document
-        (special tokens counted) that the record holds. With `always_image` a record that only fills a place has a line
-        without tokens.
+        (special tokens counted) that the record holds; where a run has images, those of the document, each with
+        format, width, height and bytes of its file, patches_wide and patches_high, and grey, which says that it could
+        not be decoded. With `always_image` a record that only fills a place has a line without tokens.
         """
         block, info = self._block, self._info
         shard = np.empty(len(block.span_row), dtype=object)
@@ -113,6 +124,7 @@ class SampleBatch:
             shards, row[here] = catalog.locate(block.span_row[here])
             shard[here] = [str(catalog.shard_names[s]) for s in shards.tolist()]
         dataset = [info.datasets[d] for d in block.span_dataset.tolist()]
+        images = {} if info.vision is None else {"images": pa.array(self._described_images(), _IMAGES)}
         return pa.table(
             {
                 "sequence_number": int64_array(np.repeat(self.sequence_numbers, np.diff(block.span_offsets))),
@@ -122,14 +134,26 @@ class SampleBatch:
                 "start": int32_array(block.span_start),
                 "token_begin": int64_array(block.span_token),
                 "token_end": int64_array(block.span_token + block.span_lengths()),
+                **images,
             }
         )
+
+    def _described_images(self) -> list[list[dict[str, Any]]]:
+        images = self._block.images or Images.none(len(self._block.span_row))
+        lines = list[dict[str, Any]]()
+        for n, (file, grid) in enumerate(zip(images.files.to_pylist(), images.grids.tolist(), strict=True)):
+            header = read_header(file)
+            size = {"format": header.format, "width": header.width, "height": header.height, "bytes": len(file)}
+            is_grey = images.is_grey is not None and bool(images.is_grey[n])
+            lines.append({**size, "patches_wide": grid[1], "patches_high": grid[0], "grey": is_grey})
+        return [lines[a:b] for a, b in itertools.pairwise(images.offsets.tolist())]
 
     @property
     def digests(self) -> list[bytes]:
         """One SHA-256 per record, over its tokens and then its document starts, both as little-endian uint32.
 
-        Where a record shows images, "images", their grids as little-endian int32 and the SHA-256 of their files follow.
+        Where a record shows images, "images", their grids as little-endian int32 and the SHA-256 of their files follow,
+        with the option digest_pixels of each also that of its patches.
         Where a real token of the record is not trained on, "loss" and one bit per real token follow; where positions
         are not those counted from the document starts, "positions" and one little-endian uint32 per real token.
         """
@@ -139,7 +163,7 @@ class SampleBatch:
         loss, positions = self._block.loss, self._block.positions
         counted = None if positions is None else self._block.counted_positions()
         lengths = self._block.lengths.tolist()
-        images = self._block.images and self._block.images.digests()
+        images = self._block.images and self._block.images.digests(pixels=self._info.digest_pixels)
         out = []
         for i in range(len(tokens)):
             digest = hashlib.sha256(tokens[i])
@@ -175,6 +199,7 @@ class SampleBatch:
         as_numpy: bool = False,
         vision: _VisionForm = "packed",
         pixel_dtype: _PixelType = "float32",
+        return_mrope_positions: bool = False,
     ) -> dict[str, Any]:
         """The batch as a model takes it: a fresh dict of torch tensors (NumPy arrays with `as_numpy`).
 
@@ -207,6 +232,9 @@ class SampleBatch:
             [patches, 3 * temporal_patch_size * patch_size**2], or, as "uint8", values of one frame
             [patches, 3 * patch_size**2]; with "padded" [images, most patches, values], filled up with zeros. grid_thw,
             int64[images, 3], are frames, and patches high and wide.
+        mrope_positions
+            [3, n, S]: time, row and column of each token as models of the Qwen family take them, from 0 at every
+            start of a document.
 
         Args:
             dtype: of input_ids, labels and position_ids: a NumPy or torch dtype or its name. With "uint32" and
@@ -255,6 +283,8 @@ class SampleBatch:
             fields["position_ids"] = block.positions[:, :width].astype(integers)
         elif position_mode == "preserve":
             fields["position_ids"] = positions_from(starts, n, width, integers)
+        if return_mrope_positions:
+            fields["mrope_positions"] = self._mrope_positions(starts, width).astype(integers, copy=False)
         if return_loss_mask:
             fields["loss_mask"] = np.ones((n, width), dtype=np.float32)
             if ignored is not None:
@@ -262,13 +292,13 @@ class SampleBatch:
         if return_padding_mask:
             fields["padding_mask"] = np.arange(width) >= block.lengths[:, None]
         if flatten:
-            fields = {name: np.ascontiguousarray(value).reshape(-1) for name, value in fields.items()}
+            fields = {n: np.ascontiguousarray(v).reshape(*v.shape[:-2], -1) for n, v in fields.items()}
         if return_cu_seqlens:
             fields["cu_seqlens"], fields["max_seqlen"] = _bounds(starts, n, width, flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         if self._info.vision is not None:
-            fields |= _visual(block.images, self._info.vision, vision, pixel_dtype)
+            fields |= self._visual(self._info.vision, vision, pixel_dtype)
         renamed = {names.get(name, name): value for name, value in fields.items()}
         if len(renamed) < len(fields):
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
@@ -297,24 +327,41 @@ class SampleBatch:
                 masks.append(block.positions[:, 1:] == 0)
         return functools.reduce(np.logical_or, masks) if masks else None
 
+    def _grids(self) -> np.ndarray:
+        """int32[images, 2]: patches high and wide; DataError where the placeholders are not those of the images."""
+        images, vision = self._block.images, self._info.vision
+        grids = np.zeros((0, 2), dtype=np.int32) if images is None else images.grids[:, :2]
+        if vision is not None:
+            expected = int(grids.prod(axis=1).sum()) // vision.merge_size**2
+            if (count := np.count_nonzero(self.tokens == self._info.image_id)) != expected:
+                raise DataError(
+                    f"{self!r} has {count} tokens {vision.image_token}; expected {expected}, those of its images. "
+                    "Leave that token out of rows that are given as token ids."
+                )
+        return grids
 
-def _visual(images: Images | None, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
-    """pixel_values and grid_thw of the images of a batch."""
-    from zephon.vision.pixels import normalized
+    def _mrope_positions(self, starts: tuple[np.ndarray, np.ndarray], width: int) -> np.ndarray:
+        merge = 1 if self._info.vision is None else self._info.vision.merge_size
+        return mrope_positions(self.tokens, starts, self._info.image_id, self._grids() // merge)[:, :, :width]
 
-    if images is None or images.patches is None:
-        empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
-        images = replace(Images.none(0), patches=empty)
-    counts = images.patch_counts
-    grids = np.ones((len(counts), 3), dtype=np.int64)
-    grids[:, 1:] = images.grids[:, :2]
-    assert images.patches is not None
-    values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
-    if form == "padded":
-        padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
-        padded[np.arange(padded.shape[1]) < counts[:, None]] = values
-        values = padded
-    return {"pixel_values": values, "grid_thw": grids}
+    def _visual(self, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
+        """pixel_values and grid_thw of the images of a batch."""
+        from zephon.vision.pixels import normalized
+
+        images = self._block.images
+        if images is None or images.patches is None:
+            empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
+            images = Images.none(0).with_patches(empty, np.zeros(0, dtype=bool))
+        counts = images.patch_counts
+        grids = np.ones((len(counts), 3), dtype=np.int64)
+        grids[:, 1:] = self._grids()
+        assert images.patches is not None
+        values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
+        if form == "padded":
+            padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
+            padded[np.arange(padded.shape[1]) < counts[:, None]] = values
+            values = padded
+        return {"pixel_values": values, "grid_thw": grids}
 
 
 @functools.cache

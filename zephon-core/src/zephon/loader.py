@@ -33,6 +33,7 @@ from zephon.run.ledger import check_ledger
 from zephon.run.report import Mixture
 from zephon.run.state import RunState, merge_checkpoints
 from zephon.tokenizer.tokenizer import Tokenizer
+from zephon.vision.geometry import VisionSettings
 
 __all__ = [
     "FINGERPRINT_NAMES",
@@ -45,6 +46,7 @@ __all__ = [
     "SourceRecipe",
     "Tokenizer",
     "Topology",
+    "VisionSettings",
     "any_rank",
     "check_allowed",
     "check_division",
@@ -67,12 +69,14 @@ __all__ = [
 ]
 
 
-def open_once(recipe: DataRecipe, *, tokenizer: str, seq_len: int) -> None:
+def open_once(recipe: DataRecipe, *, tokenizer: str, seq_len: int, vision: VisionSettings | None = None) -> None:
     """Open the data of a recipe and close them, before the framework builds its model; lanes and batch are not checked.
 
     Raises:
         ZephonError: a path, column, filter or the tokenizer is wrong.
     """
     alone = recipe.replace(canonical_replicas=1, feeds="auto")
-    pipeline = Pipeline.from_recipe(alone, tokenizer=tokenizer, seq_len=seq_len, microbatch_size=1, global_batch=1)
+    pipeline = Pipeline.from_recipe(
+        alone, tokenizer=tokenizer, seq_len=seq_len, microbatch_size=1, global_batch=1, vision=vision
+    )
     pipeline.fingerprint()

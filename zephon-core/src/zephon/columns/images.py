@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -67,10 +67,18 @@ class Images:
         items = np.arange(offsets[-1]) + np.repeat(self.offsets[documents] - offsets[:-1], counts)
         return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
 
-    def digests(self) -> list[bytes]:
-        """For each document, the grids as little-endian int32 and the SHA-256 of each file; empty without images."""
+    def with_patches(self, patches: np.ndarray, is_grey: np.ndarray) -> Images:
+        """The same with their pixels."""
+        return replace(self, patches=patches, is_grey=is_grey)
+
+    def digests(self, *, pixels: bool = False) -> list[bytes]:
+        """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its
+        patches; empty without images."""
         edges = self.offsets.tolist()
         files = [hashlib.sha256(file).digest() for file in self.files.to_pylist()]
+        if pixels and self.patches is not None:
+            each = np.split(self.patches, np.cumsum(self.patch_counts)[:-1])
+            files = [file + hashlib.sha256(patches).digest() for file, patches in zip(files, each, strict=False)]
         grids = self.grids.astype("<i4")
         return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in itertools.pairwise(edges)]
 

@@ -25,6 +25,11 @@ from zephon.vision.pixels import grey_patches, image_patches
 OPERATOR = "tokenize_images"
 _LEAST_JUDGED = 1000  # images
 _LOGGED = 10
+# One grey pixel.
+_GREY_PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a4944415478da63a8070000"
+    "8100807e1c29c70000000049454e44ae426082"
+)
 _log = logging.getLogger("zephon")
 
 
@@ -70,7 +75,7 @@ class PixelStage:
         for n, (span, file, sizes) in enumerate(zip(spans, files, images.grids.tolist(), strict=True)):
             grid = Grid(*sizes)
             try:
-                patches.append(image_patches(file, grid, self.vision) if file else grey_patches(grid, self.vision))
+                patches.append(image_patches(file, grid, self.vision))
             except BadImage as error:
                 patches.append(grey_patches(grid, self.vision))
                 is_grey[n] = True
@@ -101,7 +106,7 @@ class PixelStage:
             record = replace(record, span_offsets=np.array([0, 1]), **empty)
         offsets = np.zeros(len(record.span_row) + 1, dtype=np.int64)
         offsets[-1] = 1
-        files = pa.array([b""], pa.large_binary())
+        files = pa.array([_GREY_PNG], pa.large_binary())
         return replace(record, images=Images(offsets, np.array([grid], dtype=np.int32), files))
 
     @staticmethod

@@ -66,13 +66,15 @@ def columns_needed(
             return Needs({encode.field: document}, document, True, encode)
         renamed = {encode.field: document}
     present: Mapping[str, str | None] = dataset.columns(index_dir, skips=skips, spans=spans)
+    written, finds = encode, isinstance(encode, TokenizeChat)
     if isinstance(encode, TokenizeImages):
-        encode = encode.found([*present])
-    finds = isinstance(encode, TokenizeChat)
+        encode = encode.found(present)
     if not renamed:
         document = encode.found([*present]).field if finds else encode.field
     named = [renamed.get(name, name) for name in _named_columns(operators, encode)]
     present = dataset.columns_of_all(present, document, named, index_dir, skips=skips, spans=spans)
+    if isinstance(written, TokenizeImages):
+        encode = written.found(present)  # what the first file lacks, other files may have
     if renamed and not _may_hold(document, present) and any(_may_make(document, operator) for operator in operators):
         encode, renamed = replace(encode, field=document), {}
     if (

@@ -101,6 +101,13 @@ class Compiled:
         return None if self.plan.pixels is None else self.plan.pixels.vision
 
     @property
+    def image_id(self) -> int:
+        """The placeholder of images; -1 where there are none."""
+        if self.vision is None or self.tokenizer is None:
+            return -1
+        return next(token.id for token in self.tokenizer.special_tokens if token.content == self.vision.image_token)
+
+    @property
     def lane_history(self) -> dict[int, int]:
         """For each feed of this group, a number for the places where it was taken over; 0 for none."""
         cuts = {feed: [run.cuts[feed] for run in self.earlier] for feed in self.topology.owned_feeds}
@@ -390,7 +397,7 @@ def _encoders(
     ends: list[_SpecialIds] = []
     for encode in dict.fromkeys(need.encode for need in needs):
         policy = encode.special_tokens
-        if policy == "auto" and not isinstance(encode, Tokenize):
+        if policy == "auto" and not isinstance(encode, Tokenize | TokenizeImages):
             policy = "none"  # conversations and given tokens have their ends
         special = resolve_special_tokens(policy, tokenizer.bos_id, tokenizer.eos_id) if tokenizer else (None, None)
         by_operator[encode] = encode.encoder(tokenizer, *special)
@@ -403,9 +410,10 @@ def _encoders(
 
 def _vision_of(needs: Sequence[Needs]) -> VisionSettings | None:
     """How the model sees images, where there are any."""
-    found = list(dict.fromkeys(need.encode.vision for need in needs if isinstance(need.encode, TokenizeImages)))
+    settings = [getattr(need.encode, "vision", None) for need in needs]
+    found = list(dict.fromkeys(each for each in settings if each is not None))
     if len(found) > 1:
-        raise PipelineError("tokenize_images has different vision settings for several datasets; a model has one.")
+        raise PipelineError("the operators have different vision settings for several datasets; a model has one.")
     return found[0] if found else None
 
 

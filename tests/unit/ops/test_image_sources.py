@@ -1,0 +1,114 @@
+"""Rows of text and images as they lie in files: every layout gives the same documents."""
+
+import json
+import tarfile
+from io import BytesIO
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from support.vision_data import file_of, image_tokenizer, picture
+from zephon import DataRecipe, Pipeline
+from zephon.vision.geometry import VisionSettings
+
+KINDS = ["jpg", "jpeg", "png", "webp"]
+FILES = [file_of(picture(64, 32 * (1 + n), seed=n), kind) for n, kind in enumerate(["JPEG", "JPEG", "PNG", "WEBP"])]
+TEXTS = [f"picture {n}" for n in range(4)]
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return image_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def run(n):
+    return "<|vision_start|>" + "<|image_pad|>" * 2 * (n + 1) + "<|vision_end|>"
+
+
+PAIRS = [f"{run(n)}{text}<|eos|>" for n, text in enumerate(TEXTS)]
+
+
+def documents_of(folder, tokenizer, **keys):
+    """The text of each row in order, with its images as runs of placeholders."""
+    source = {"name": "data", "path": str(folder), "special_tokens": "eos", **keys}
+    order = {"shuffle_shards": False, "shuffle_within_shard": False, "shuffle_after_pack": False, "repeat": False}
+    recipe = DataRecipe.from_dict({"documents": "images", "sources": [source], "max_documents_per_record": 1, **order})
+    pipeline = Pipeline.from_recipe(
+        recipe,
+        tokenizer=tokenizer,
+        seq_len=64,
+        microbatch_size=1,
+        runner="inline",
+        canonical_replicas=1,
+        drop_last=False,
+        vision=VisionSettings(min_pixels=1),
+        io_options={"cache": {"enabled": False}},
+    )
+    found = {}
+    for batch in pipeline:
+        (place,) = batch.provenance().select(["shard", "row"]).to_pylist()
+        row = place["shard"], place["row"]
+        found[row] = pipeline.compiled.tokenizer.decode(batch.tokens[0, : batch.lengths[0]])
+        assert (batch.to_training()["grid_thw"].prod(dim=1).sum()) // 4 == found[row].count("<|image_pad|>")
+    pipeline.close()
+    return [found[row] for row in sorted(found)]
+
+
+def write_tar(path, samples):
+    with tarfile.open(path, "w") as archive:
+        for n, sample in enumerate(samples):
+            for extension, data in sample:
+                member = tarfile.TarInfo(f"{n:05}.{extension}")
+                member.size = len(data)
+                archive.addfile(member, BytesIO(data))
+
+
+def test_tar_archives_of_mixed_kinds_with_members_in_any_order(tmp_path, tokenizer):
+    samples = [[(kind, file), ("txt", text.encode())] for kind, file, text in zip(KINDS, FILES, TEXTS, strict=True)]
+    write_tar(tmp_path / "a.tar", samples[:1])
+    write_tar(tmp_path / "b.tar", [sample[::-1] for sample in samples[1:]])
+    found = documents_of(tmp_path / "*.tar", tokenizer)
+    assert sorted(found) == sorted(PAIRS)  # the second archive has kinds that the first lacks
+
+
+def test_captions_in_the_json_of_tar_archives(tmp_path, tokenizer):
+    samples = [
+        [("json", json.dumps({"caption": text}).encode()), ("jpg", file)]
+        for file, text in zip(FILES[:2], TEXTS, strict=False)
+    ]
+    write_tar(tmp_path / "a.tar", samples)
+    assert documents_of(tmp_path / "a.tar", tokenizer, text_field="json.caption") == PAIRS[:2]
+
+
+@pytest.mark.parametrize("layout", ["struct", "list", "binary"])
+def test_columns_of_parquet(tmp_path, tokenizer, layout):
+    kind, values = {
+        "struct": (IMAGE, [{"bytes": file, "path": "x"} for file in FILES]),
+        "list": (pa.list_(IMAGE), [[{"bytes": file, "path": None}] for file in FILES]),
+        "binary": (pa.binary(), FILES),
+    }[layout]
+    pq.write_table(pa.table({"photo": pa.array(values, kind), "title": TEXTS}), tmp_path / "a.parquet")
+    keys = {"images_field": "photo", "text_field": "title"}
+    assert documents_of(tmp_path / "a.parquet", tokenizer, **keys) == PAIRS
+
+
+def test_json_lines_with_paths_below_a_folder(tmp_path, tokenizer):
+    (tmp_path / "media" / "x").mkdir(parents=True)
+    for n, file in enumerate(FILES):
+        (tmp_path / "media" / "x" / f"{n}.jpg").write_bytes(file)
+    rows = [{"image": f"x/{n}.jpg", "text": text} for n, text in enumerate(TEXTS)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    keys = {"media_root": str(tmp_path / "media")}
+    assert documents_of(tmp_path / "pairs.jsonl", tokenizer, **keys) == PAIRS
+    pages = [
+        {"texts": ["one", None, "two"], "images": [None, "x/0.jpg", None]},
+        {"texts": [None, "<three>"], "images": [{"path": "x/1.jpg"}, None]},
+    ]
+    (tmp_path / "pages.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pages))
+    shown = [f"one{run(0)}two<|eos|>", f"{run(1)}<three><|eos|>"]
+    assert documents_of(tmp_path / "pages.jsonl", tokenizer, **keys) == shown
+    info = [{"image_name": f"x/{n}.jpg", "matched_text_index": at} for n, at in [(1, 1), (0, 0)]]
+    (tmp_path / "mmc4.jsonl").write_text(json.dumps({"text_list": ["one", "two"], "image_info": info}) + "\n")
+    assert documents_of(tmp_path / "mmc4.jsonl", tokenizer, **keys) == [f"{run(0)}one{run(1)}two<|eos|>"]

@@ -1,0 +1,134 @@
+"""Images: what TorchTitan's configs say of them, in terms of Zephon.
+
+`dataloader.vision` is the config of TorchTitan's own multimodal loader (`MMDataLoader.Config`), whose place
+`ZephonDataLoader` takes, or the `VisionSettings` of Zephon. The tokens are those of the trainer's tokenizer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from zephon import PipelineError
+from zephon.loader import VisionSettings
+
+_TOKENS = ("image", "video", "vision_start", "vision_end", "pad")
+_BUDGETS: dict[str, Literal["pixels", "patches"]] = {
+    "resize_to_pixel_budget": "pixels",
+    "resize_to_patch_budget": "patches",
+}
+_OF_ENCODER = {
+    "patch_size": ("patch_size",),
+    "temporal_patch_size": ("temporal_patch_size", "patch_temporal"),
+    "merge_size": ("spatial_merge_size", "downsample_factor", "merge_kernel_size"),
+}
+"""Settings, and how the vision encoders of TorchTitan's models call them."""
+
+
+@dataclass(frozen=True)
+class VisionForm:
+    """What a batch with images has besides text.
+
+    Attributes:
+        special_tokens: `image_id`, `video_id`, `vision_start_id`, `vision_end_id`, `pad_id`.
+        mrope: whether the model takes positions in three dimensions.
+        max_images: most images of a batch; None is no limit.
+        validating: whether a validator takes the batches.
+        required: whether every batch must have an image, as ranks that run no vision encoder leave the others waiting.
+    """
+
+    special_tokens: dict[str, int]
+    mrope: bool = False
+    max_images: int | None = None
+    validating: bool = False
+    required: bool = False
+
+    @staticmethod
+    def of(vision: Any, tokenizer: Any) -> VisionForm | None:
+        """The form for a config; None where it has no images."""
+        if vision is None:
+            return None
+        return VisionForm(
+            {f"{name}_id": int(_of_tokenizer(tokenizer, f"{name}_id")) for name in _TOKENS},
+            bool(getattr(vision, "build_mrope_positions", False)),
+            getattr(vision, "max_images_per_batch", None),
+        )
+
+    def check_limit(self, settings: VisionSettings, records: int, seq_len: int, max_images: int | None) -> None:
+        """Refuse batches of so many records that may hold more images than the trainer's limit.
+
+        TorchTitan's own loader drops samples beyond it, by what else is in the batch of a rank.
+
+        Raises:
+            PipelineError: they may.
+        """
+        if self.max_images is None:
+            return
+        fewest = settings.min_pixels // (settings.patch_size * settings.merge_size) ** 2
+        tokens = 2 + max(1, fewest if settings.budget == "pixels" else 1)
+        if records * min(max_images or seq_len, seq_len // tokens + 1) > self.max_images:
+            raise PipelineError(
+                f"max_images is {max_images}; expected at most {max(1, self.max_images // records)}, as a batch has "
+                f"{records} records and dataloader.vision.max_images_per_batch is {self.max_images}. Set max_images in "
+                "the recipe, the most images of a record, or raise max_images_per_batch."
+            )
+
+
+def vision_settings(vision: Any, tokenizer: Any, model: Any = None) -> VisionSettings | None:
+    """How the model sees images; None where the config has none.
+
+    Args:
+        vision: `dataloader.vision`.
+        tokenizer: the trainer's tokenizer or its config.
+        model: the config of the model, as far as is known, whose vision encoder must agree.
+
+    Raises:
+        PipelineError: a setting is invalid or not that of the model, or the tokenizer is not multimodal.
+    """
+    if vision is None:
+        return None
+    tokens = {f"{name}_token": _of_tokenizer(tokenizer, f"{name}_token") for name in _TOKENS}
+    tokens = {name: tokens[name] for name in ("image_token", "vision_start_token", "vision_end_token")}
+    settings = replace(vision, **tokens) if isinstance(vision, VisionSettings) else _settings_of(vision, tokens)
+    encoder = getattr(model, "vision_encoder", None)
+    for name, names in _OF_ENCODER.items():
+        value = next((getattr(encoder, each) for each in names if hasattr(encoder, each)), None)
+        value = value[0] if isinstance(value, list | tuple) else value
+        if value is not None and value != getattr(settings, name):
+            raise PipelineError(
+                f"dataloader.vision {name} is {getattr(settings, name)}; expected {value}, that of the model's vision "
+                "encoder."
+            )
+    return settings
+
+
+def _settings_of(stock: Any, tokens: dict[str, Any]) -> VisionSettings:
+    resize = getattr(stock.resize_fn, "__name__", repr(stock.resize_fn))
+    if resize not in _BUDGETS:
+        raise PipelineError(
+            f"dataloader.vision resize_fn is {resize}; expected {' or '.join(_BUDGETS)}. Pass VisionSettings in place "
+            "of the config of TorchTitan's loader."
+        )
+    return VisionSettings(
+        patch_size=stock.patch_size,
+        merge_size=stock.spatial_merge_size,
+        temporal_patch_size=stock.temporal_patch_size,
+        patch_order=stock.patch_order,
+        budget=_BUDGETS[resize],
+        min_pixels=stock.min_pixels,
+        max_pixels=stock.max_pixels,
+        max_patches=stock.max_patches,
+        max_patches_per_side=stock.max_patches_per_side,
+        mean=tuple(stock.image_mean),
+        std=tuple(stock.image_std),
+        **tokens,
+    )
+
+
+def _of_tokenizer(tokenizer: Any, name: str) -> Any:
+    if not hasattr(tokenizer, name):
+        raise PipelineError(
+            f"the trainer's tokenizer is a {type(tokenizer).__qualname__} without {name}; expected a "
+            "MultiModalTokenizer, as the model's own config has it."
+        )
+    return getattr(tokenizer, name)
