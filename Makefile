@@ -1,9 +1,12 @@
 # The two commands of the README, and what is needed while working. Each sets up first; where nothing changed, that
 # takes no time.
-.PHONY: demo test test-all lint format bench setup clean
+.PHONY: demo demo-vision test test-all lint format bench setup clean
 
 demo: setup
 	@.venv/bin/python -m examples.demo
+
+demo-vision: setup
+	@.venv/bin/python -m examples.demo --vision
 
 test:
 	@scripts/test

@@ -1,8 +1,10 @@
 """The main job from nothing: a corpus, training batches from it, and the same batches on other numbers of ranks.
 
     .venv/bin/python -m examples.demo [--folder .zephon/demo] [--steps 10000]
+    .venv/bin/python -m examples.demo --vision
 
-Prints each `zephon` command before it runs it, so that it can be tried again with other values.
+With `--vision` the corpus is pictures and text, drawn at run time: `examples.vision`. Without, each `zephon` command is
+printed before it runs, so that it can be tried again with other values.
 """
 
 from __future__ import annotations
@@ -35,8 +37,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=Path(".zephon/demo"), help="used again if complete")
     parser.add_argument("--steps", type=int, default=10_000, help="batches to stream")
+    parser.add_argument("--vision", action="store_true", help="pictures and text, and a contact sheet of a batch")
     options = parser.parse_args()
     started = time.perf_counter()
+    if options.vision:
+        from examples import vision  # needs the extra "vision"
+
+        vision.main(options.folder)
+        print(f"\nthe demo took {time.perf_counter() - started:.1f} s")
+        return
 
     headline("1. A corpus, a tokenizer and a recipe")
     corpus = build_demo(options.folder)

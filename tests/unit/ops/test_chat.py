@@ -359,7 +359,7 @@ def test_a_column_of_system_messages_comes_first(columns):
         ("history", {}, "put it into the messages in a map, or leave"),
         ("functions", {}, 'name it (tools="functions")'),
         ("chat_template_kwargs", {}, "put it into"),
-        ("images", {}, "put it into"),
+        ("images", {}, "name it (images="),
         ("reasoning", TALK_AND_ANSWER[1], "put it into"),
         ("context", TALK_AND_ANSWER[1], 'name it (input="context")'),
     ],

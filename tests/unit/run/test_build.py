@@ -32,5 +32,11 @@ def test_images_have_keys_in_a_recipe_and_settings_of_the_model():
     assert (pack.algorithm, pack.max_images, pack.max_patches) == ("best_fit", None, 99)
     *_, pack, _ = operators_of_recipe(recipe.replace(pack_algorithm="first_fit"), "gpt2", 128, vision)
     assert pack.algorithm == "first_fit"
+    talks = recipe.replace(sources=[{"name": "talks", "path": "data", "documents": "chat", "images_field": "auto"}])
+    encode, pack, _ = operators_of_recipe(talks, "gpt2", 128, vision)
+    assert (encode.images, encode.vision, pack.algorithm) == ("auto", vision, "best_fit")
+    talks = talks.replace(sources=[{"name": "talks", "path": "data", "documents": "chat"}], max_patches=None)
+    encode, pack, _ = operators_of_recipe(talks, "gpt2", 128, vision)
+    assert (encode.images, encode.vision, pack.algorithm) == (None, None, "wrap")
     with pytest.raises(RecipeError, match="the recipe has images, and vision is missing, which the model owns; pass"):
         operators_of_recipe(recipe, "gpt2", 128)

@@ -93,7 +93,10 @@ class ZephonDataLoader(BaseDataLoader):
         self._config = config
         self._validating = config.infinite is not None or view.validating
         vision = VisionForm.of(config.vision, tokenizer)
-        self._form = replace(choose_form(sizes), vision=vision and replace(vision, validating=self._validating))
+        if vision is not None:
+            required = dp_world_size > 1 and config.to_recipe().shows_images
+            vision = replace(vision, validating=self._validating, required=required)
+        self._form = replace(choose_form(sizes), vision=vision)
         self._vision = vision_settings(config.vision, tokenizer, view.model)
         self.progress = Progress()
         self._started = False

@@ -10,19 +10,23 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zephon.config.keys import Column, Names, check, key, quote
+from zephon.config.keys import Column, Folder, Names, check, key, quote
 from zephon.config.settings import ChatLoss
 from zephon.data.columns import has_column
 from zephon.errors import PipelineError
+from zephon.ops.chat_images import check_placeholders, expanded, with_images
 from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
+from zephon.ops.media import BadRow, Image, Media, vision_ids
 from zephon.ops.rows import RowOperator, Rows, check_names
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
+from zephon.vision.geometry import VisionSettings
+from zephon.vision.headers import BadImage
 
 _FIELDS = ("messages", "conversations", "conversation")
 _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "output"), ("instruction", "response"))
@@ -30,7 +34,8 @@ _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "out
 _PARTS = dict.fromkeys(("system", "system_prompt", "system_message"), "system")
 _PARTS |= {
     "functions": "tools",
-    **dict.fromkeys(("history", "documents", "chat_template_kwargs", "image", "images"), ""),
+    **dict.fromkeys(("history", "documents", "chat_template_kwargs"), ""),
+    **dict.fromkeys(("image", "images"), "images"),
 }
 _PARTS_OF_PROMPTS = {"input": "input", "context": "input", "reasoning_content": "", "reasoning": "", "thinking": ""}
 _NOTHING: tuple[Any, ...] = (None, "", "[]", "{}", [], {})
@@ -80,6 +85,13 @@ class TokenizeChat(EncodeOptions):
     system: Column | None = key(None, "The column of system messages, for conversations that have none of their own.")
     ignored: Names = key((), "Columns that belong to conversations and are left out on purpose.", decides_data=False)
     assistant_tokens: Sequence[str] | str = ("<think>", "</think>")
+    images: Column | None = key(
+        None,
+        'The column of the images that parts such as {"type": "image"}, or `<image>` in texts, stand for in turn; '
+        '"auto" takes images or image where one exists, beside parts that have their image; None is for texts alone.',
+    )
+    media_root: Folder | None = key(None, "The folder that paths of images are below.", decides_data=False)
+    vision: VisionSettings | None = None
     runner: Literal["process", "threads"] | None = key(
         None,
         "Where conversations are rendered and encoded; see `RowOperator`. Templates hold the interpreter lock, so "
@@ -89,6 +101,13 @@ class TokenizeChat(EncodeOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if self.vision is not None or self.images is not None:
+            object.__setattr__(self, "images", self.images or "auto")
+            object.__setattr__(self, "vision", self.vision or VisionSettings())
+            if self.max_length is not None:
+                raise PipelineError(
+                    f"{self.kind} max_length is {self.max_length}, which would cut images; leave it out."
+                )
         for name in ("tools", "response", "input"):
             check(Column | None, getattr(self, name), f"tokenize_chat {name}", PipelineError)
         if self.field == "auto" and self.response not in (None, "auto"):
@@ -120,8 +139,14 @@ class TokenizeChat(EncodeOptions):
 
     @property
     def optional_columns(self) -> tuple[str, ...]:
-        """Columns of tools, of input and of system messages."""
-        return tuple(name for name in (self.tools_column, self.input_column, self.system) if name)
+        """Columns of tools, of input, of system messages and of images."""
+        columns = self.tools_column, self.input_column, self.system, self.images_column
+        return tuple(name for name in columns if name)
+
+    @property
+    def images_column(self) -> str | None:
+        """The column of images, once it is found."""
+        return None if self.images == "auto" else self.images
 
     @property
     def named_columns(self) -> tuple[str, ...]:
@@ -130,14 +155,14 @@ class TokenizeChat(EncodeOptions):
 
     @property
     def _optional(self) -> tuple[str | None, ...]:
-        return self.tools, self.input, self.system
+        return self.tools, self.input, self.system, self.images
 
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
         """The same with the columns found among those of a dataset, of which other operators read some.
 
         PipelineError where one that is named is missing, or one that belongs to conversations is not used.
         """
-        for option, name in zip(("tools", "input", "system"), self._optional, strict=True):
+        for option, name in zip(("tools", "input", "system", "images"), self._optional, strict=True):
             if name not in (None, "auto") and not has_column(name, present):
                 raise PipelineError(
                     f'dataset "{dataset}": tokenize_chat {option} names column "{name}", which is missing; there are '
@@ -171,6 +196,8 @@ class TokenizeChat(EncodeOptions):
 
     def found(self, present: Sequence[str]) -> TokenizeChat:
         """The same with the columns of conversations found among those of a dataset."""
+        if self.images == "auto" and (shown := next((name for name in ("images", "image") if name in present), None)):
+            return replace(self, images=shown).found(present)
         if self.field != "auto":
             return replace(self, response=None) if self.response == "auto" else self
         fields = [name for name in _FIELDS if name in present]
@@ -221,6 +248,8 @@ class ChatEncoder(Encoder):
                     "transformers finds it in some places only; set its normalized to false in tokenizer.json."
                 )
         self._special = SpellableTokens(tokenizer.special_tokens, spec.assistant_tokens)
+        self._media = None if spec.vision is None else Media(spec.vision, spec.media_root)
+        self._ids = [] if spec.vision is None else vision_ids(spec.vision, tokenizer)
         self._skeletons: dict[tuple[str, ...], Skeleton | None] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -232,35 +261,45 @@ class ChatEncoder(Encoder):
 
     def texts(self, rows: Rows) -> list[str]:
         """The conversations as text, without special tokens."""
-        texts, *_ = self._rendered(rows)
+        texts, *_ = self._rendered(rows, [])
         return [piece for each in texts for piece in self._special.split(each.text) if piece]
 
     def encode(self, rows: Rows) -> Documents:
         """The documents of rows."""
-        texts, kept, blank = self._rendered(rows)
+        shown: list[list[Image]] = []
+        texts, kept, blank = self._rendered(rows, shown)
         tokens, offsets, loss = tokens_of(texts, self._tokenizer, self._special)
         places, blanks = (rows.places[np.array(which, dtype=np.int64)] for which in (kept, blank))
-        return self.finished(Documents(tokens, offsets, places, blanks, loss if self._spec.loss != "all" else None))
+        documents = Documents(tokens, offsets, places, blanks, loss if self._spec.loss != "all" else None)
+        return self.finished(expanded(documents, shown, self._ids) if self._media else documents)
 
-    def _rendered(self, rows: Rows) -> tuple[list[ChatText], list[int], list[int]]:
-        """Rendered conversations, the rows they are of, and rows without content."""
+    def _rendered(self, rows: Rows, shown: list[list[Image]]) -> tuple[list[ChatText], list[int], list[int]]:
+        """Rendered conversations, the rows they are of, and rows without content; appends the images of each."""
         spec, table = self._spec, rows.table
         texts: list[ChatText] = []
         kept: list[int] = []
         blank: list[int] = []
-        columns = self._conversations(rows), _values(table, spec.system), _values(table, spec.tools_column)
-        for index, (value, system, tools) in enumerate(zip(*columns, strict=True)):
+        names = spec.system, spec.tools_column, spec.images_column
+        columns = self._conversations(rows), *(_values(table, name) for name in names)
+        for index, (value, system, tools, beside) in enumerate(zip(*columns, strict=True)):
             try:
-                messages = value() if callable(value) else normal_messages(value)
+                messages = value() if callable(value) else normal_messages(value, images=self._media is not None)
                 messages = _with_system(messages, spec.system, system) if system else messages
-                if messages:
+                if messages and self._media and spec.vision:
+                    messages, values = with_images(messages, beside)
+                    images = [self._media.image(each) for each in values]
+                    text = self._conversation(messages, normal_tools(tools))
+                    check_placeholders(text.text, text.said, spec.vision.image_token, len(images))
+                    texts.append(text)
+                    shown.append(images)
+                elif messages:
                     texts.append(self._conversation(messages, normal_tools(tools)))
                 (kept if messages else blank).append(index)
             except UnicodeEncodeError:
                 rows.fail(index, spec.kind, "the template makes text that is no Unicode")
             except RecursionError:
                 rows.fail(index, spec.kind, "the conversation is nested too deeply to be followed")
-            except (MessageFailure, TemplateFailure) as failure:
+            except (MessageFailure, TemplateFailure, BadImage, BadRow) as failure:
                 rows.fail(index, spec.kind, str(failure))
         return texts, kept, blank
 
@@ -273,7 +312,8 @@ class ChatEncoder(Encoder):
         answers = python_values(self.column(rows, spec.extra_columns[0]))
         inputs = _values(rows.table, spec.input_column)
         names = spec.field, spec.extra_columns[0], spec.input_column or ""
-        return [partial(paired_messages, names, *row) for row in zip(values, answers, inputs, strict=True)]
+        paired = partial(paired_messages, names, images=self._media is not None)
+        return [partial(paired, *row) for row in zip(values, answers, inputs, strict=True)]
 
     def _conversation(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> ChatText:
         template, loss, special = self._tool_template if tools else self._template, self._spec.loss, self._special
@@ -306,7 +346,7 @@ class ChatEncoder(Encoder):
         return ChatText(text, data, trained, said)
 
     def _skeleton(self, messages: list[dict[str, Any]]) -> Skeleton | None:
-        if not all(len(message) == 2 for message in messages):
+        if not all(len(message) == 2 and isinstance(message["content"], str) for message in messages):
             return None
         roles = tuple(message["role"] for message in messages)
         if roles not in self._skeletons:

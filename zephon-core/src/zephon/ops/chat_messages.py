@@ -29,6 +29,11 @@ _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a flag", int: "a number", float: "a number"}
 
 
+def is_image(part: Any) -> bool:
+    """Whether a part of a message stands for an image."""
+    return isinstance(part, dict) and (part.get("type") in ("image", "image_url") or part.get("image") is not None)
+
+
 class MessageFailure(Exception):
     """A conversation of another shape. Never leaves this package."""
 
@@ -57,8 +62,11 @@ def python_values(column: Any) -> list[Any]:
     return [messages[a:b] for a, b in pairwise((bounds - bounds[0]).tolist())]
 
 
-def normal_messages(value: Any) -> list[dict[str, Any]]:
-    """The messages of a conversation as dicts with role and content, empty where there are none; or MessageFailure."""
+def normal_messages(value: Any, *, images: bool = False) -> list[dict[str, Any]]:
+    """The messages of a conversation as dicts with role and content, empty where there are none; or MessageFailure.
+
+    With `images`, a content with image parts stays a list.
+    """
     keeps_nulls = isinstance(value, str)
     value = _parsed(value, "the conversation")
     if isinstance(value, dict) and len(value) == 1:  # {"messages": [...]}
@@ -67,10 +75,12 @@ def normal_messages(value: Any) -> list[dict[str, Any]]:
         return []
     if not isinstance(value, list):
         raise MessageFailure("the conversation", value, "a list of messages")
-    return [_message(f"message {n}", message, keeps_nulls) for n, message in enumerate(value)]
+    return [_message(f"message {n}", message, keeps_nulls, images) for n, message in enumerate(value)]
 
 
-def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more: Any) -> list[dict[str, Any]]:
+def paired_messages(
+    names: tuple[str, str, str], prompt: Any, answer: Any, more: Any, *, images: bool = False
+) -> list[dict[str, Any]]:
     """The messages of a prompt and its answer, each text or a list of messages; empty where there are none.
 
     `names` are those of the columns, for MessageFailure; `more` goes below a prompt that is text.
@@ -86,11 +96,12 @@ def paired_messages(names: tuple[str, str, str], prompt: Any, answer: Any, more:
         said = [{"role": role, "content": value}] if isinstance(value, str) else value
         if not isinstance(said, list):
             raise MessageFailure(f'column "{name}"', value, "text or a list of messages")
-        messages += [_message(f"message {n}", message, False) for n, message in enumerate(said, start=len(messages))]
+        first = len(messages)
+        messages += [_message(f"message {n}", message, False, images) for n, message in enumerate(said, first)]
     return messages
 
 
-def _message(name: str, message: Any, keeps_nulls: bool) -> dict[str, Any]:
+def _message(name: str, message: Any, keeps_nulls: bool, images: bool) -> dict[str, Any]:
     if not isinstance(message, dict):
         raise MessageFailure(name, message, "role and content")
     role, content = message.get("role"), message.get("content")
@@ -108,7 +119,10 @@ def _message(name: str, message: Any, keeps_nulls: bool) -> dict[str, Any]:
         raise MessageFailure(f"the role of {name} (with {keys})", normal.get("role"), "text in role or from")
     content = normal.get("content")
     if isinstance(content, list):
-        normal["content"] = "".join(_part(name, part) for part in content)
+        shown = images and any(map(is_image, content))
+        texts = [part if shown and is_image(part) else _part(name, part) for part in content]
+        parts = [{"type": "text", "text": part} if isinstance(part, str) else part for part in texts]
+        normal["content"] = parts if shown else "".join(texts)
     # Calls of tools come without words.
     elif not isinstance(content, str) and (
         content is not None or not any(key in normal for key in ("tool_calls", "function_call", *_THOUGHTS))
@@ -126,7 +140,9 @@ def _part(name: str, part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) else part
     if not isinstance(text, str):
         kind = f" ({part.get('type')!r})" if isinstance(part, dict) else ""
-        raise MessageFailure(f"a part of the content of {name}{kind}", text, "text; other parts are not supported")
+        raise MessageFailure(
+            f"a part of the content of {name}{kind}", text, "text; images need images_field in a recipe, images here"
+        )
     return text
 
 

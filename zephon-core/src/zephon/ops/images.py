@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
-from zephon.columns.images import Images
 from zephon.config.keys import Column, Folder, Names, key
 from zephon.errors import PipelineError
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.image_rows import from_json, pieces_of
-from zephon.ops.media import BadRow, Image, Media
+from zephon.ops.media import BadRow, Image, Media, images_of, vision_ids
 from zephon.ops.rows import Rows
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
@@ -100,16 +99,7 @@ class ImagesEncoder(Encoder):
     def __init__(self, spec: TokenizeImages, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> None:
         super().__init__(spec, bos, eos)
         self._spec, self._tokenizer = spec, tokenizer
-        ids = {token.content: token.id for token in tokenizer.special_tokens}
-        self._ids: list[int | None] = []
-        for option in ("vision_start_token", "image_token", "vision_end_token"):
-            token = getattr(spec.vision, option)
-            if token and token not in ids:
-                raise PipelineError(
-                    f"vision {option} is {token!r}; expected a special token of the tokenizer: "
-                    f"{', '.join(ids) or 'it has none'}."
-                )
-            self._ids.append(ids[token] if token else None)
+        self._ids = vision_ids(spec.vision, tokenizer)
         if eos is None and not spec.vision.vision_end_token:
             raise PipelineError(
                 f"{spec.kind} special_tokens adds no EOS, and vision_end_token is empty; expected one of them, or a "
@@ -159,9 +149,7 @@ class ImagesEncoder(Encoder):
         ids, bounds = self._tokenizer.encode(string_array(texts, pa.large_string()))
         pieces: list[np.ndarray] = []
         trained: list[np.ndarray] = []
-        files: list[bytes] = []
-        grids: list[tuple[int, int, int, int]] = []
-        lengths, shown, text = [0], [0], 0
+        lengths, text = [0], 0
         start, image_id, end = self._ids
         for parts in documents:
             count = 0
@@ -173,23 +161,15 @@ class ImagesEncoder(Encoder):
                     run = [image_id] * part.tokens
                     around = [*([] if start is None else [start]), *run, *([] if end is None else [end])]
                     piece = np.array(around, dtype=np.uint32)
-                    files.append(part.file)
-                    grids.append(part.grid)
                 pieces.append(piece)
                 trained.append(np.full(len(piece), isinstance(part, str)))
                 count += len(piece)
             lengths.append(count)
-            shown.append(len(files))
-        images = Images(
-            np.array(shown, dtype=np.int64),
-            np.array(grids, dtype=np.int32).reshape(-1, 4),
-            pa.array(files, pa.large_binary()),
-        )
         return Documents(
             tokens=np.concatenate([np.zeros(0, dtype=np.uint32), *pieces]),
             offsets=np.cumsum(lengths, dtype=np.int64),
             places=np.array(places, dtype=np.int64),
             blank=np.array(blank, dtype=np.int64),
             loss=np.concatenate([np.zeros(0, dtype=bool), *trained]),
-            images=images,
+            images=images_of([[part for part in parts if isinstance(part, Image)] for parts in documents]),
         )

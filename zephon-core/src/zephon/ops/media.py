@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from zephon.columns.images import Images
+from zephon.errors import PipelineError
+from zephon.tokenizer.tokenizer import Tokenizer
 from zephon.vision.geometry import VisionSettings
 from zephon.vision.headers import BadImage, read_header
 
@@ -22,6 +29,29 @@ class Image(NamedTuple):
     file: bytes
     grid: tuple[int, int, int, int]
     tokens: int
+
+
+def vision_ids(vision: VisionSettings, tokenizer: Tokenizer) -> list[int | None]:
+    """Ids of the tokens before, for and after an image, None for none; PipelineError where the tokenizer lacks one."""
+    known = {token.content: token.id for token in tokenizer.special_tokens}
+    for option in ("vision_start_token", "image_token", "vision_end_token"):
+        token = getattr(vision, option)
+        if token and token not in known:
+            raise PipelineError(
+                f"vision {option} is {token!r}; expected a special token of the tokenizer: "
+                f"{', '.join(known) or 'it has none'}."
+            )
+    return [known.get(token) for token in (vision.vision_start_token, vision.image_token, vision.vision_end_token)]
+
+
+def images_of(documents: Sequence[Sequence[Image]]) -> Images:
+    """The images of documents as columns."""
+    flat = [image for images in documents for image in images]
+    return Images(
+        np.cumsum([0, *map(len, documents)], dtype=np.int64),
+        np.array([image.grid for image in flat], dtype=np.int32).reshape(-1, 4),
+        pa.array([image.file for image in flat], pa.large_binary()),
+    )
 
 
 class Media:

@@ -167,6 +167,9 @@ def _operators_of(
                 "chat_template": setting("chat_template"),
                 "loss": setting("chat_loss"),
                 "date": setting("chat_date"),
+                "images": setting("images_field"),
+                "media_root": setting("media_root"),
+                "vision": vision if setting("images_field") else None,
                 **(
                     {}
                     if tokens is None

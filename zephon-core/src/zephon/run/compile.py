@@ -401,9 +401,10 @@ def _encoders(
 
 def _vision_of(needs: Sequence[Needs]) -> VisionSettings | None:
     """How the model sees images, where there are any."""
-    found = list(dict.fromkeys(need.encode.vision for need in needs if isinstance(need.encode, TokenizeImages)))
+    settings = [getattr(need.encode, "vision", None) for need in needs]
+    found = list(dict.fromkeys(each for each in settings if each is not None))
     if len(found) > 1:
-        raise PipelineError("tokenize_images has different vision settings for several datasets; a model has one.")
+        raise PipelineError("the operators have different vision settings for several datasets; a model has one.")
     return found[0] if found else None
 
 
