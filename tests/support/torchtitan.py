@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import sys
@@ -55,12 +56,13 @@ class Titan(Runs):
         recipe: Path | None = None,
         env: dict[str, str] | None = None,
         last_env: dict[str, str] | None = None,
+        config: str = "llama3_debugmodel_zephon",
     ) -> TitanOutcome:
         """Train in the dump folder `name`."""
         dump = self.folder / name
         args = [
             "--module=torchtitan_zephon",
-            "--config=llama3_debugmodel_zephon",
+            f"--config={config}",
             f"--hf_assets_path={self.tokenizer}",
             f"--dump_folder={dump}",
             "--metrics.disable_color_printing",
@@ -97,6 +99,9 @@ def prepare() -> None:
     import torchtitan.trainer
 
     import torchtitan_zephon.config_registry  # noqa: F401
+
+    with contextlib.suppress(ImportError):  # torchvision
+        import torchtitan.hf_datasets.multimodal.mm_datasets
 
     # At the end, rank 0 waits two seconds for the others.
     torchtitan.trainer.time = SimpleNamespace(perf_counter=time.perf_counter, sleep=lambda seconds: None)

@@ -8,6 +8,8 @@ from tokenizers import Tokenizer
 
 from support import train_tiny_tokenizer
 
+IMAGE_TOKENS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|endoftext|>"]
+
 
 def picture(width, height, mode="RGB", seed=0):
     """A picture with gradients and noise."""
@@ -29,6 +31,6 @@ def image_tokenizer(folder, *tokens, **options):
     train_tiny_tokenizer(folder, **options)
     path = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(path)
-    tokenizer.add_special_tokens(["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", *tokens])
+    tokenizer.add_special_tokens([*IMAGE_TOKENS, *tokens])
     tokenizer.save(path)
     return folder

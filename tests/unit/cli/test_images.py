@@ -1,5 +1,9 @@
 """Recipes with images in the commands: how the model sees them is an option."""
 
+import json
+import re
+from pathlib import Path
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -10,6 +14,7 @@ from zephon.cli.options import vision_settings
 from zephon.errors import PipelineError
 from zephon.vision.geometry import VisionSettings
 
+FILES = [file_of(picture(30 + n, 40, seed=n)) for n in range(24)]
 VISION = "patch_size=8,merge_size=2,min_pixels=256,max_pixels=4096"
 
 
@@ -17,8 +22,7 @@ VISION = "patch_size=8,merge_size=2,min_pixels=256,max_pixels=4096"
 def pairs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pairs")
     image_tokenizer(folder / "tokenizer")
-    files = [file_of(picture(30 + n, 40, seed=n)) for n in range(24)]
-    pq.write_table(pa.table({"image": files, "text": [f"picture {n}" for n in range(24)]}), folder / "pairs.parquet")
+    pq.write_table(pa.table({"image": FILES, "text": [f"picture {n}" for n in range(24)]}), folder / "pairs.parquet")
     (folder / "recipe.toml").write_text(
         'documents = "images"\nmax_images = 2\ncache_dir = "cache"\n'
         '[[sources]]\nname = "pairs"\npath = "pairs.parquet"\n'
@@ -64,3 +68,32 @@ def test_vision_settings_are_read_from_text():
     ]:
         with pytest.raises(PipelineError, match=message):
             vision_settings(wrong)
+
+
+def test_show_names_images_and_writes_them(zephon, pairs, tmp_path):
+    options = *stream_of(pairs), "--step", "2", "--images", tmp_path / "images"
+    code, out, err = zephon("show", *options)
+    assert code == 0, err
+    found = re.findall(r"    image 0: jpeg of (\d+) x 40 pixels, ([\d,]+) bytes, \d+ x \d+ patches: (.*)\n", out)
+    rows = [int(row) for row in re.findall(r"row (\d+)", out)]
+    assert len(found) == len(rows) >= 4
+    written = {str(path) for path in (tmp_path / "images").iterdir()}
+    assert written == {path for *_, path in found}
+    for row, (width, nbytes, path) in zip(rows, found, strict=True):
+        data = Path(path).read_bytes()
+        assert (int(width), int(nbytes.replace(",", "")), data) == (30 + row, len(data), FILES[row])
+    assert "| <|bos|><|vision_start|><|image_pad|><|vision_end|>picture" in out
+    _, out, _ = zephon("show", *stream_of(pairs), "--step", "2", "--json")
+    images = [
+        image for line in map(json.loads, out.splitlines()) for each in line["documents"] for image in each["images"]
+    ]
+    assert [image["width"] for image in images] == [30 + row for row in rows]
+    assert not any(image["grey"] for image in images)
+
+
+def test_digests_may_be_over_pixels(zephon, pairs, tmp_path):
+    options = *stream_of(pairs), "--microbatch-size", "4", "--steps", "1", "--digests"
+    for name, more in (("a", ()), ("b", ("--pixels",)), ("c", ("--pixels",))):
+        assert zephon("stream", *options, tmp_path / name, *more)[0] == 0
+    without, first, second = ((tmp_path / name).read_text() for name in "abc")
+    assert without != first == second

@@ -5,6 +5,7 @@
     config          the fields of a data recipe as a TorchTitan config
     loader          ZephonDataLoader
     forms           the forms of batches that versions of TorchTitan take
+    vision          settings of images
     trainer_view    settings of the trainer that it does not pass to its loader, above all the global batch
     checks          start-up checks
     checkpointing   the state in TorchTitan's distributed checkpoint

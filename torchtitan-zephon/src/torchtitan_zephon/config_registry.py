@@ -37,6 +37,18 @@ def llama3_debugmodel_zephon() -> Trainer.Config:
     return _with_data(config)
 
 
+def muse_glimmer_debugmodel_mm_zephon() -> Trainer.Config:
+    """TorchTitan's muse_glimmer_debugmodel_mm, which sees images, on the data of ZEPHON_RECIPE. Needs torchvision.
+
+    A batch has at most 8 images, so `max_images` in the recipe is at most 4 at 2 sequences per batch.
+    """
+    from torchtitan.models.muse_glimmer import config_registry as muse_glimmer
+
+    config = muse_glimmer.muse_glimmer_debugmodel_mm()
+    _set_sizes(config.training, seq_len=256, local=2, total=8)
+    return _with_data(config, vision=config.dataloader)
+
+
 def llama3_8b_zephon() -> Trainer.Config:
     """TorchTitan's llama3_8b on the data of ZEPHON_RECIPE, with a global batch of 512 sequences of 8,192 tokens."""
     config = llama3.llama3_8b()
@@ -54,16 +66,19 @@ def _set_sizes(training: Any, *, seq_len: int, local: int, total: int) -> None:
         training.seq_len, training.local_batch_size, training.global_batch_size = seq_len, local, total
 
 
-def _with_data(config: Trainer.Config) -> Trainer.Config:
+def _with_data(config: Trainer.Config, vision: Any = None) -> Trainer.Config:
     recipe = os.environ.get("ZEPHON_RECIPE")
     if not recipe:
         raise RecipeError("ZEPHON_RECIPE is not set; expected the path of a data recipe (a TOML file).")
-    config.dataloader = ZephonDataLoader.Config.from_toml(recipe)
+    config.dataloader = ZephonDataLoader.Config.from_toml(recipe, vision=vision)
     stock = config.metrics
     config.metrics = ZephonMetricsProcessor.Config(**{f.name: getattr(stock, f.name) for f in fields(stock) if f.init})
     validation = os.environ.get("ZEPHON_VALIDATION_RECIPE")
     if validation:
         config.validator = Validator.Config(
-            enable=True, freq=config.validator.freq, steps=-1, dataloader=ZephonDataLoader.Config.from_toml(validation)
+            enable=True,
+            freq=config.validator.freq,
+            steps=-1,
+            dataloader=ZephonDataLoader.Config.from_toml(validation, vision=vision),
         )
     return config

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchtitan_zephon.vision import VisionForm
-from zephon import PipelineError, SampleBatch
+from zephon import DataError, PipelineError, SampleBatch
 
 try:
     from torchtitan.components.loss import IGNORE_INDEX
     from torchtitan.tools import filesystem
+    from torchtitan.tools.utils import device_type
 
     try:
         from torchtitan.components.data.loader import BaseDataLoader
@@ -44,7 +45,7 @@ if not supported:
         "since then. Install one: pip install 'torchtitan>=0.3'."
     )
 
-__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form", "filesystem"]
+__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form", "device_type", "filesystem"]
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,11 @@ def _with_images(fields: dict[str, Any], vision: VisionForm) -> dict[str, Any]:
     mrope = fields.pop("mrope_positions", None)
     pixels, grids = fields.pop("pixel_values", None), fields.pop("grid_thw", None)
     shown = grids is not None and len(grids) > 0
+    if vision.required and not shown:
+        raise DataError(
+            "a batch has no image, so its rank would not run the vision encoder, for which the other ranks would wait; "
+            "expected an image in every batch. Set always_image = true in the recipe."
+        )
     fields |= {"pixel_values": pixels if shown else None, "grid_thw": grids if shown else None}
     fields |= {"pixel_values_videos": None, "grid_thw_videos": None, "special_tokens": _Ids(vision.special_tokens)}
     if shown and mrope is not None:

@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torchtitan.tools.utils import device_type
 
 from torchtitan_zephon.checkpointing import (
     begins,
@@ -24,7 +23,7 @@ from torchtitan_zephon.checkpointing import (
 )
 from torchtitan_zephon.checks import check_ahead, check_topology, tokenizer_folder
 from torchtitan_zephon.config import ZephonConfig
-from torchtitan_zephon.forms import BaseDataLoader, choose_form
+from torchtitan_zephon.forms import BaseDataLoader, choose_form, device_type
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
 from torchtitan_zephon.vision import VisionForm, vision_settings
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
@@ -94,7 +93,10 @@ class ZephonDataLoader(BaseDataLoader):
         self._config = config
         self._validating = config.infinite is not None or view.validating
         vision = VisionForm.of(config.vision, tokenizer)
-        self._form = replace(choose_form(sizes), vision=vision and replace(vision, validating=self._validating))
+        if vision is not None:
+            required = dp_world_size > 1 and config.to_recipe().shows_images
+            vision = replace(vision, validating=self._validating, required=required)
+        self._form = replace(choose_form(sizes), vision=vision)
         self._vision = vision_settings(config.vision, tokenizer, view.model)
         self.progress = Progress()
         self._started = False

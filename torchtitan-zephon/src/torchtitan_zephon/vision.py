@@ -34,12 +34,14 @@ class VisionForm:
         mrope: whether the model takes positions in three dimensions.
         max_images: most images of a batch; None is no limit.
         validating: whether a validator takes the batches.
+        required: whether every batch must have an image, as ranks that run no vision encoder leave the others waiting.
     """
 
     special_tokens: dict[str, int]
     mrope: bool = False
     max_images: int | None = None
     validating: bool = False
+    required: bool = False
 
     @staticmethod
     def of(vision: Any, tokenizer: Any) -> VisionForm | None:

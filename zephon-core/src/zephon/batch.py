@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import logging
 import sys
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
 from zephon.errors import DataError, PipelineError
 from zephon.vision.geometry import VisionSettings
+from zephon.vision.headers import read_header
 from zephon.vision.mrope import mrope_positions
 
 __all__ = ["BatchInfo", "SampleBatch"]
@@ -32,6 +34,10 @@ _VisionForm = Literal["packed", "padded"]
 _PixelType = Literal["float32", "uint8"]
 _Label = Annotated[int, Meta(title="an integer")]
 _TokenId = Annotated[int, Meta(ge=0, lt=1 << 32, title="the id of a token")]
+_NUMBERS = ("width", "height", "bytes", "patches_wide", "patches_high")
+_IMAGES = pa.list_(
+    pa.struct([("format", pa.string()), *((name, pa.int64()) for name in _NUMBERS), ("grey", pa.bool_())])
+)
 FIELDS: tuple[str, ...] = ("input_ids", "labels", "position_ids", "loss_mask", "padding_mask")
 FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid_thw", "mrope_positions")
 
@@ -39,13 +45,14 @@ FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
     """What all batches of a run share: datasets and catalogs by index, the EOS of each document, or None, and, where
-    there are images, how the model sees them and their placeholder."""
+    there are images, how the model sees them, their placeholder, and whether digests are over their pixels too."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
     eos_id: int | None
     vision: VisionSettings | None = None
     image_id: int = -1
+    digest_pixels: bool = False
 
 
 class SampleBatch:
@@ -105,7 +112,9 @@ class SampleBatch:
 
         Columns: sequence_number int64; dataset, shard (dictionary-coded strings); row int64, within the shard;
         start int32, the first place in the record; token_begin and token_end int64, the tokens of the document
-        (special tokens counted) that the record holds.
+        (special tokens counted) that the record holds; where a run has images, those of the document, each with
+        format, width, height and bytes of its file, patches_wide and patches_high, and grey, which says that it could
+        not be decoded. With `always_image` a record that only fills a place has a line without tokens.
         """
         block, info = self._block, self._info
         shard = np.empty(len(block.span_row), dtype=object)
@@ -115,6 +124,7 @@ class SampleBatch:
             shards, row[here] = catalog.locate(block.span_row[here])
             shard[here] = [str(catalog.shard_names[s]) for s in shards.tolist()]
         dataset = [info.datasets[d] for d in block.span_dataset.tolist()]
+        images = {} if info.vision is None else {"images": pa.array(self._described_images(), _IMAGES)}
         return pa.table(
             {
                 "sequence_number": int64_array(np.repeat(self.sequence_numbers, np.diff(block.span_offsets))),
@@ -124,14 +134,26 @@ class SampleBatch:
                 "start": int32_array(block.span_start),
                 "token_begin": int64_array(block.span_token),
                 "token_end": int64_array(block.span_token + block.span_lengths()),
+                **images,
             }
         )
+
+    def _described_images(self) -> list[list[dict[str, Any]]]:
+        images = self._block.images or Images.none(len(self._block.span_row))
+        lines = list[dict[str, Any]]()
+        for n, (file, grid) in enumerate(zip(images.files.to_pylist(), images.grids.tolist(), strict=True)):
+            header = read_header(file)
+            size = {"format": header.format, "width": header.width, "height": header.height, "bytes": len(file)}
+            is_grey = images.is_grey is not None and bool(images.is_grey[n])
+            lines.append({**size, "patches_wide": grid[1], "patches_high": grid[0], "grey": is_grey})
+        return [lines[a:b] for a, b in itertools.pairwise(images.offsets.tolist())]
 
     @property
     def digests(self) -> list[bytes]:
         """One SHA-256 per record, over its tokens and then its document starts, both as little-endian uint32.
 
-        Where a record shows images, "images", their grids as little-endian int32 and the SHA-256 of their files follow.
+        Where a record shows images, "images", their grids as little-endian int32 and the SHA-256 of their files follow,
+        with the option digest_pixels of each also that of its patches.
         Where a real token of the record is not trained on, "loss" and one bit per real token follow; where positions
         are not those counted from the document starts, "positions" and one little-endian uint32 per real token.
         """
@@ -141,7 +163,7 @@ class SampleBatch:
         loss, positions = self._block.loss, self._block.positions
         counted = None if positions is None else self._block.counted_positions()
         lengths = self._block.lengths.tolist()
-        images = self._block.images and self._block.images.digests()
+        images = self._block.images and self._block.images.digests(pixels=self._info.digest_pixels)
         out = []
         for i in range(len(tokens)):
             digest = hashlib.sha256(tokens[i])

@@ -46,6 +46,7 @@ class Setup:
     steps: int | None
     finite: bool
     vision: str | None = None
+    pixels: bool = False
 
     def microbatch(self, dp_degree: int) -> int:
         """The largest microbatch that divides the share of one of `dp_degree` groups."""
@@ -183,9 +184,10 @@ class Matrix:
             "--checkpoint": run.states(leg) if number + 1 < len(run.legs) else None,
             "--kill-after": leg.doomed.get(rank),
         }
+        flags = ["--pixels"] if setup.pixels else []
         options = [text for name, value in values.items() if value is not None for text in (name, str(value))]
         # -P: no imports from the working directory.
-        command = [sys.executable, "-P", "-m", "zephon.cli", "stream", str(setup.recipe), *options]
+        command = [sys.executable, "-P", "-m", "zephon.cli", "stream", str(setup.recipe), *options, *flags]
         environment = {**os.environ, "LOCAL_WORLD_SIZE": str(self._at_once)}
         output = run.output(number, rank)
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -23,7 +23,7 @@ from zephon.cli.options import (
     open_pipeline,
     tokenizer_path,
 )
-from zephon.cli.output import plural, printable
+from zephon.cli.output import plural, printable, writing
 from zephon.cli.stream import read_states
 from zephon.config.recipe import DataRecipe
 from zephon.errors import CheckpointError, DataError, PipelineError
@@ -55,6 +55,9 @@ def show(
         int, typer.Option("--chars", metavar="C", min=0, help="Characters of text to print of each document.")
     ] = 200,
     full: Annotated[bool, typer.Option("--full", help="The whole text.")] = False,
+    images: Annotated[
+        Path | None, typer.Option("--images", metavar="DIR", help="Write the files of the images that are shown here.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object per record, with the whole text.")] = False,
 ) -> None:
     """Print what the model saw in a step: documents, where they came from, and their text.
@@ -118,6 +121,8 @@ def show(
         )
     pipeline.restore(place.checkpoint())
     decoder, shown = load_tokenizer(tokenizer_path(tokenizer)), first - 1
+    settings = pipeline.compiled.vision
+    placeholder = settings.image_token if settings else ""
     for batch in pipeline:
         number = (int(batch.sequence_numbers[0]) - origin) // global_batch + done + 1
         for skipped in range(shown + 1, min(number, last + 1)):
@@ -125,7 +130,9 @@ def show(
         if first <= number <= last:
             for line in _records(batch, number, pipeline.compiled.topology.lanes, decoder, account):
                 if record in (None, line["record"]):
-                    print(json.dumps(line) if as_json else _text(line, None if full else chars))
+                    if images is not None:
+                        _write_images(images, batch, line)
+                    print(json.dumps(line) if as_json else _text(line, None if full else chars, placeholder))
         shown = number
         if shown >= last:
             break
@@ -165,8 +172,30 @@ def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: L
     return records
 
 
-def _text(line: dict[str, Any], chars: int | None) -> str:
-    """A record in lines for people, with at most `chars` characters of each document."""
+def _write_images(folder: Path, batch: SampleBatch, line: dict[str, Any]) -> None:
+    """Write the image files of a record, and note their names in its line."""
+    block = batch.block
+    record = batch.sequence_numbers.tolist().index(line["record"])
+    first, last = block.span_offsets[record : record + 2].tolist()
+    own = block.images.slice(first, last) if block.images is not None else None
+    for n, image in enumerate(image for document in line["documents"] for image in document.get("images", ())):
+        path = folder / f"step-{line['step']}-record-{line['record']}-image-{n}.{image['format']}"
+        with writing(path, "image"):
+            folder.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(own.files[n].as_py() if own else b"")
+        image["file"] = str(path)
+
+
+def _image_text(number: int, image: dict[str, Any]) -> str:
+    size = f"{image['format']} of {image['width']} x {image['height']} pixels, {image['bytes']:,} bytes"
+    text = f"    image {number}: {size}, {image['patches_wide']} x {image['patches_high']} patches"
+    text += ", grey, since it cannot be decoded" * image["grey"]
+    return f"{text}: {image['file']}" if "file" in image else text
+
+
+def _text(line: dict[str, Any], chars: int | None, placeholder: str = "") -> str:
+    """A record in lines for people, with at most `chars` characters of each document; of the run of placeholders of an
+    image they have the first."""
     named = [f"{name} {line[name]}" for name in ("step", "record", "lane", "rank", "microbatch") if name in line]
     lines = [f"{', '.join(named)}: {line['tokens']} tokens of {plural(len(line['documents']), 'document')}"]
     lines[0] += f", {line['padding']} of padding" if line["padding"] else ""
@@ -174,6 +203,9 @@ def _text(line: dict[str, Any], chars: int | None) -> str:
     for each in line["documents"]:
         place = f"  {each['dataset']}, {each['shard']}, row {each['row']}"
         lines.append(printable(f"{place}, tokens {each['token_begin']} to {each['token_end'] - 1}"))
+        lines += [_image_text(n, image) for n, image in enumerate(each.get("images", ()))]
+        if placeholder:
+            each["text"] = re.sub(f"({re.escape(placeholder)})+", r"\1", each["text"])
         if chars != 0:
             rest = len(each["text"][:0] if chars is None else each["text"][chars:])
             text = printable(each["text"][:chars], lines=True)

@@ -53,6 +53,7 @@ def stream(
     digests: Annotated[
         Path | None, typer.Option("--digests", metavar="FILE", help="Write sequence number and SHA-256 of each record.")
     ] = None,
+    pixels: Annotated[bool, typer.Option("--pixels", help="Digests over the pixels of images too.")] = False,
     ledger: Annotated[
         Path | None, typer.Option("--ledger", metavar="DIR", help="Keep a ledger, for zephon verify and zephon show.")
     ] = None,
@@ -96,6 +97,7 @@ def stream(
         global_batch=global_batch,
         canonical_replicas=canonical_replicas,
         runner=runner,
+        digest_pixels=pixels,
         ledger=ledger,
         flush_index=flush_index,
         combine_flag=_combine(fill_steps) if dp_degree > 1 and source_of(config).finite else None,

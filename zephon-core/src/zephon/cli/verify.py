@@ -42,6 +42,7 @@ def verify(
     canonical_replicas: Lanes = None,
     runner: Runner = None,
     vision: Vision = None,
+    pixels: Annotated[bool | None, typer.Option("--pixels", help="Compare the pixels of images too.")] = None,
     plot: Annotated[
         Path | None,
         typer.Option("--plot", metavar="FILE.png", help="Draw the barcode: a row per run, a cell per step."),
@@ -99,6 +100,7 @@ def verify(
             steps,
             finite,
             vision,
+            pixels or False,
         )
         # Errors of the recipe show here, and its indexes are built, before any process starts.
         pipeline = open_pipeline(

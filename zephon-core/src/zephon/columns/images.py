@@ -47,12 +47,16 @@ class Images:
     def slice(self, start: int, stop: int) -> Images:
         """Those of documents `start:stop`, as views."""
         low, high = int(self.offsets[start]), int(self.offsets[stop])
-        first, last = np.concatenate([[0], np.cumsum(self.patch_counts)])[[low, high]].tolist()
+        patches = self.patches
+        if patches is not None:
+            counts = self.patch_counts
+            first = int(counts[:low].sum())
+            patches = patches[first : first + int(counts[low:high].sum())]
         return Images(
             self.offsets[start : stop + 1] - low,
             self.grids[low:high],
             self.files.slice(low, high - low),
-            None if self.patches is None else self.patches[first:last],
+            patches,
             None if self.is_grey is None else self.is_grey[low:high],
         )
 
@@ -67,10 +71,14 @@ class Images:
         """The same with their pixels."""
         return replace(self, patches=patches, is_grey=is_grey)
 
-    def digests(self) -> list[bytes]:
-        """For each document, the grids as little-endian int32 and the SHA-256 of each file; empty without images."""
+    def digests(self, *, pixels: bool = False) -> list[bytes]:
+        """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its
+        patches; empty without images."""
         edges = self.offsets.tolist()
         files = [hashlib.sha256(file).digest() for file in self.files.to_pylist()]
+        if pixels and self.patches is not None:
+            each = np.split(self.patches, np.cumsum(self.patch_counts)[:-1])
+            files = [file + hashlib.sha256(patches).digest() for file, patches in zip(files, each, strict=False)]
         grids = self.grids.astype("<i4")
         return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in itertools.pairwise(edges)]
 

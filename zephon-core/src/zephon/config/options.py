@@ -220,6 +220,7 @@ class Options(RunSettings):
     flush_index: Folder | None = key(
         None, "Folder in which every rank writes where windows begin, for seek.", decides_data=False
     )
+    digest_pixels: bool = key(False, "Let digests be over the pixels of images too.", decides_data=False)
     check_operators: bool = key(True, "Try the user's own functions before the run.", decides_data=False)
 
     def __post_init__(self) -> None:

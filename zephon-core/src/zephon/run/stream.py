@@ -57,7 +57,7 @@ class BatchStream:
         self.process = os.getpid()
         self._compiled, self._plan, self._topology = compiled, plan, topology
         catalogs = tuple(dataset.catalog for dataset in compiled.datasets)
-        images = compiled.vision, compiled.image_id
+        images = compiled.vision, compiled.image_id, options.digest_pixels
         self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *images)
         self._cursor = self._begun = cursor
         self._reached = cursor  # within a batch not handed out yet
@@ -212,7 +212,7 @@ class BatchStream:
             got = sum(map(len, pulled))
             if self._aligned and got < room:
                 assert self._plan.finite
-                pulled.append(RecordBlock.filler(room - got, self._plan.pack.record_length, self._plan.pad_token))
+                pulled.append(self._plan.filler(room - got))
                 got = room
             if not got:
                 break

@@ -1,0 +1,46 @@
+"""Pixels and tokens of images against transformers' own processor of Qwen models."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from support.vision_data import file_of, picture
+from zephon.vision.geometry import VisionSettings
+from zephon.vision.headers import read_header
+from zephon.vision.pixels import image_patches, normalized
+
+transformers = pytest.importorskip("transformers")
+QWEN2 = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+SIZES = [(64, 64), (300, 200), (97, 411), (640, 480), (31, 500), (1200, 900)]
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        VisionSettings(patch_size=14, min_pixels=56**2, max_pixels=28**2 * 256, **QWEN2),  # Qwen2-VL, Qwen2.5-VL
+        VisionSettings(patch_size=16, min_pixels=65_536, max_pixels=300_000),  # Qwen3-VL
+    ],
+    ids=["14", "16"],
+)
+def test_images_are_those_of_transformers_within_one_unit(settings, kind):
+    processor = transformers.Qwen2VLImageProcessor(
+        patch_size=settings.patch_size,
+        merge_size=settings.merge_size,
+        temporal_patch_size=settings.temporal_patch_size,
+        size={"shortest_edge": settings.min_pixels, "longest_edge": settings.max_pixels},
+        image_mean=list(settings.mean),
+        image_std=list(settings.std),
+    )
+    files = [file_of(picture(*size, seed=n), kind) for n, size in enumerate(SIZES)]
+    theirs = processor([Image.open(io.BytesIO(file)).convert("RGB") for file in files], return_tensors="pt")
+    headers = [read_header(file) for file in files]
+    grids = [settings.grid(header.width, header.height) for header in headers]
+    assert theirs["image_grid_thw"].tolist() == [[1, grid.height, grid.width] for grid in grids]
+    patches = [image_patches(file, grid, settings) for file, grid in zip(files, grids, strict=True)]
+    ours = normalized(np.concatenate(patches), settings)
+    assert ours.shape == theirs["pixel_values"].shape
+    unit = (ours - theirs["pixel_values"]).abs().reshape(len(ours), 3, -1).amax(dim=(0, 2)) * 255
+    assert (unit.numpy() * settings.std <= 1 + 1e-3).all()
