@@ -376,6 +376,21 @@ def test_options_of_megatrons_own_dataset_are_honoured(megatron, uninterrupted):
 
 
 @pytest.mark.deep
+def test_losses_that_depend_on_microbatches_are_logged_once_and_do_not_with_per_token_loss(megatron):
+    more = ("--position-embedding-type=rope", "--no-rope-fusion", "--eod-mask-loss", "--num-workers=8")
+    run = megatron.run("weighed", 2, *more, save=None, steps=1)
+    assert run.ok, run.log
+    for text in ("zephon: --num-workers is 8 and has no effect", "training depends on --micro-batch-size"):
+        assert sorted(log.count(text) for log in run.logs) == [0, 1]
+    losses = []
+    for micro in (1, 4):
+        run = megatron.run(f"by-token{micro}", 1, *more, "--calculate-per-token-loss", micro=micro, save=None, steps=3)
+        assert run.ok and "training depends" not in run.log, run.log
+        losses.append(run.losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+
+
+@pytest.mark.deep
 def test_layers_for_multi_token_prediction_get_batches_on_their_stage(megatron):
     more = ("--mtp-num-layers=1", "--position-embedding-type=rope", "--no-rope-fusion", PIPELINE)
     run = megatron.run("mtp", 2, *more, save=None, steps=2)

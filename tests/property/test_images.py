@@ -10,7 +10,7 @@ import pytest
 from support import step_digests
 from support.vision_data import file_of, image_tokenizer, picture
 from zephon import Pipeline
-from zephon.errors import DataError, PipelineError
+from zephon.errors import CheckpointError, DataError, PipelineError
 from zephon.io import Dataset
 from zephon.vision.geometry import VisionSettings
 from zephon.work import StaticMixtureWorkSource
@@ -44,7 +44,7 @@ def data(tmp_path_factory):
     return folder, image_tokenizer(folder / "tokenizer"), files
 
 
-def pipeline(data, *, lanes=4, dp=1, group=0, pages=True, on_error="skip", **options):
+def pipeline(data, *, lanes=4, dp=1, group=0, pages=True, on_error="skip", pack=None, **options):
     folder, tokenizer, _ = data
     shown = ["pairs", "pages"] if pages else ["pairs"]
     datasets = [Dataset.from_path(name, folder / f"{name}.parquet") for name in shown]
@@ -59,11 +59,17 @@ def pipeline(data, *, lanes=4, dp=1, group=0, pages=True, on_error="skip", **opt
             dp_degree=dp,
             dp_group_id=group,
             global_batch=BATCH,
-            **{"on_error": on_error, "error_budget": 0.5, "io_options": {"cache": {"enabled": False}}, **options},
+            **{
+                "on_error": on_error,
+                "error_budget": 0.5,
+                "io_options": {"cache": {"enabled": False}},
+                "prefetch_buffer_size": 1 << 18,
+                **options,
+            },
         )
         .tokenize_images(tokenizer, vision=VISION, datasets=shown)
         .tokenize(tokenizer, datasets=["text"])
-        .pack_flat(256, "best_fit", oversized="drop", max_images=3, max_patches=200)
+        .pack_flat(256, "best_fit", **{"oversized": "drop", "max_images": 3, "max_patches": 200, **(pack or {})})
         .shuffle(16)
         .batch(2)
     )
@@ -129,7 +135,9 @@ def test_batches_hold_the_images_of_their_placeholders(data):
 
 
 def test_an_image_that_cannot_be_decoded_ends_the_run_by_default(data):
-    with pytest.raises(DataError, match=r'dataset "pairs", shard pairs.parquet, row 7: the jpeg cannot be decoded'):
+    with pytest.raises(
+        DataError, match=r'dataset "pairs", shard pairs.parquet, row 7: image 1: the jpeg cannot be decoded'
+    ):
         for _, _batch in zip(range(40), pipeline(data, on_error="raise", pages=False), strict=False):
             pass
 
@@ -147,3 +155,43 @@ def test_documents_with_images_are_not_cut(data):
     other = VisionSettings(vision_end_token="<end>")
     with pytest.raises(PipelineError, match=r"vision_end_token is '<end>'; expected a special token of the tokenizer"):
         rows.tokenize_images(tokenizer, vision=other).pack_flat(64, "best_fit").batch(1).explain()
+
+
+def test_every_record_shows_an_image_where_it_is_asked_for(data):
+    """Also those that only fill a place at the end of the data; nothing of it is trained on."""
+    folder, tokenizer, _ = data
+    texts = Dataset.from_dict("text", {"text": [f"document {n} " + "word " * (n % 60) for n in range(45)]})
+    source = StaticMixtureWorkSource(
+        datasets=[Dataset.from_path("pairs", folder / "pairs.parquet"), texts], repeat=False
+    )
+    one, plain = (
+        Pipeline(source)
+        .options(canonical_replicas=4, feeds=4, global_batch=12, on_error="skip", error_budget=0.5, runner="inline")
+        .tokenize_images(tokenizer, vision=VISION, datasets=["pairs"])
+        .tokenize(tokenizer, datasets=["text"])
+        .pack_flat(length, "best_fit", oversized="drop", max_images=1, always_image=always)
+        .batch(12)
+        for always, length in ((True, 132), (False, 128))
+    )
+    ids = {token.content: token.id for token in one.compiled.tokenizer.special_tokens}
+    fillers = 0
+    for batch, other in zip(one, plain, strict=True):
+        fields = batch.to_training(pixel_dtype="uint8")
+        shown = (fields["input_ids"] == ids["<|image_pad|>"]).sum(dim=1)
+        grids = fields["grid_thw"]
+        assert len(grids) == len(batch)
+        assert (shown == grids.prod(dim=1) // 4).all()
+        assert fields["pixel_values"].shape[0] == grids.prod(dim=1).sum()
+        dummies = grids.prod(dim=1) == 4
+        assert (fields["pixel_values"][-4:] == 127).all() or not dummies[-1]
+        # The same documents as without it, in records that are so much shorter.
+        assert batch.lengths.tolist() == other.lengths.tolist()
+        assert (batch.to_training()["labels"] != -100).sum() == (other.to_training()["labels"] != -100).sum()
+        fillers += int((batch.lengths == 0).sum())
+        assert (batch.provenance()["token_end"].to_numpy() >= 0).all()
+    assert fillers
+    state = one.checkpoint()
+    with pytest.raises(CheckpointError, match="pack_algorithm"):
+        plain.restore(state)
+    with pytest.raises(PipelineError, match="pack_flat always_image is True, but no operator shows images"):
+        Pipeline(source).tokenize(tokenizer).pack_flat(64, "best_fit", always_image=True).batch(1).explain()

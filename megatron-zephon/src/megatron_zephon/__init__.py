@@ -5,6 +5,7 @@
     options      command-line options, and defaults of Megatron's own for an external loader
     checks       start-up checks: Megatron's arguments against the data and against each other
     batches      the forms of batches for Megatron's options
+    vlm          batches with images for Megatron-Bridge
     loaders      the loaders that Megatron calls: training, and validation or test
     states       the state files beside the model's checkpoints: find, merge, prune
     history      the data that a run has read so far

@@ -15,6 +15,7 @@ from megatron_zephon.batches import packs
 from megatron_zephon.options import index_folder, state_folder
 from zephon import DataRecipe, PipelineError, RecipeError, TokenizerError, TopologyError, ZephonError
 from zephon.loader import (
+    SourceRecipe,
     Tokenizer,
     Topology,
     check_allowed,
@@ -284,7 +285,7 @@ def remarks(args: Namespace, recipe: DataRecipe, fingerprint: Mapping[str, Any])
     unequal = {
         "the data end": fingerprint["end"] != "repeat",
         "records are padded": fingerprint["pack_algorithm"] != "wrap",
-        "labels are masked": "chat" in (recipe.documents, *(source.documents for source in recipe.sources)),
+        "labels are masked": bool(args.eod_mask_loss) or any(_masks_labels(recipe, each) for each in recipe.sources),
     }
     if any(unequal.values()) and not args.calculate_per_token_loss:
         reasons = " and ".join(reason for reason, holds in unequal.items() if holds)
@@ -293,6 +294,14 @@ def remarks(args: Namespace, recipe: DataRecipe, fingerprint: Mapping[str, Any])
             "alike: training depends on --micro-batch-size. With --calculate-per-token-loss it does not."
         )
     return texts
+
+
+def _masks_labels(recipe: DataRecipe, source: SourceRecipe) -> bool:
+    """Whether some tokens of a source are not trained on."""
+    kind, loss, *columns = (
+        recipe.setting(source, key) for key in ("documents", "chat_loss", "loss_field", "labels_field")
+    )
+    return (kind == "chat" and loss != "all") or (kind == "tokens" and any(columns))
 
 
 def read_recipe(path: str, args: Namespace, *, option: str = "--zephon-data-config") -> DataRecipe:

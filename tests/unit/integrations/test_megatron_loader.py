@@ -308,6 +308,8 @@ class TestOptions:
             ("repeat = false", (), ["(the data end), and Megatron weighs all microbatches alike"]),
             ("repeat = false", ("--calculate-per-token-loss",), []),
             ('pack_algorithm = "best_fit"\nrepeat = false', (), ["(the data end and records are padded)"]),
+            ("", ("--eod-mask-loss",), ["(labels are masked), and Megatron weighs"]),
+            ("", ("--eod-mask-loss", "--calculate-per-token-loss"), []),
         ],
     )
     def test_without_effect_and_losses_that_depend_on_microbatches_are_told(
@@ -317,6 +319,22 @@ class TestOptions:
         pipeline = Pipeline.from_recipe(recipe, tokenizer=tiny_tokenizer, seq_len=SEQ, microbatch_size=1)
         found = remarks(args_of(*line), DataRecipe.from_toml(recipe), pipeline.fingerprint())
         assert len(found) == len(expected) and all(part in text for part, text in zip(expected, found, strict=True))
+
+    @pytest.mark.parametrize(
+        "settings, told",
+        [
+            ('documents = "chat"', True),
+            ('documents = "chat"\nchat_loss = "all"', False),
+            ('documents = "tokens"\nloss_field = "trained"', True),
+            ('documents = "tokens"\nlabels_field = "labels"', True),
+            ('documents = "tokens"', False),
+        ],
+    )
+    def test_labels_that_are_masked_are_told_by_source(self, recipe, settings, told):
+        ends = {"end": "repeat", "pack_algorithm": "wrap"}
+        for text in (f"{settings}\n{recipe.read_text()}", f"{recipe.read_text()}\n{settings}\n"):
+            recipe.write_text(text)
+            assert bool(remarks(args_of(), DataRecipe.from_toml(recipe), ends)) is told
 
 
 class TestLanes:

@@ -143,12 +143,27 @@ class TestConfig:
         (here, _), (there, _) = (take(build(each, tokenizer), 2) for each in (alone, config(recipe)))
         assert all(torch.equal(a["input"], b["input"]) for (a, _), (b, _) in zip(here, there, strict=True))
 
-    def test_with_an_older_torchtitan_the_import_says_what_to_install(self, monkeypatch):
-        old = ModuleType("torchtitan.components.dataloader")
-        old.BaseDataLoader = object
-        monkeypatch.setitem(sys.modules, "torchtitan.components.dataloader", old)
+    @pytest.mark.parametrize(
+        "place, content, missing, message",
+        [
+            ("components.dataloader", {"BaseDataLoader": object}, None, "data loaders have no Config; expected 0.3"),
+            ("components.loss", {}, None, "data loaders have no Config; expected 0.3"),
+            ("components.loss", None, None, "data loaders have no Config; expected 0.3"),
+            ("components.loss", {}, "what_torchtitan_needs", "^No module named 'what_torchtitan_needs'$"),
+        ],
+    )
+    def test_with_an_older_torchtitan_the_import_says_what_to_install(
+        self, monkeypatch, place, content, missing, message
+    ):
+        def lacks(name):
+            raise ModuleNotFoundError(f"No module named {missing!r}", name=missing)
+
+        old = None if content is None else ModuleType(f"torchtitan.{place}")  # None: there is no such module
+        if old is not None:
+            vars(old).update(content | ({"__getattr__": lacks} if missing else {}))
+        monkeypatch.setitem(sys.modules, f"torchtitan.{place}", old)
         monkeypatch.delitem(sys.modules, "torchtitan_zephon.forms")
-        with pytest.raises(ImportError, match=r"data loaders have no Config; expected 0\.3"):
+        with pytest.raises(ImportError, match=message):
             import_module("torchtitan_zephon.forms")
 
     def test_of_models_with_variable_length_attention_is_refused_on_the_cpu(self):

@@ -160,6 +160,7 @@ OPERATORS = {
             "max_documents_per_record": 1,
             "max_images": 2,
             "max_patches": 9,
+            "always_image": ({}, {}),  # refused without images
             "homogeneity": "full",
             "oversized": "drop",
         },
@@ -173,6 +174,7 @@ OPERATORS = {
             "max_documents_per_record": 1,
             "max_images": 2,
             "max_patches": 9,
+            "always_image": ({}, {}),  # refused without images
             "homogeneity": "full",
             "oversized": ({}, {}),
         },

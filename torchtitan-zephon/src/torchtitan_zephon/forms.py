@@ -23,6 +23,7 @@ from zephon import DataError, PipelineError, SampleBatch
 try:
     from torchtitan.components.loss import IGNORE_INDEX
     from torchtitan.tools import filesystem
+    from torchtitan.tools.utils import device_type
 
     try:
         from torchtitan.components.data.loader import BaseDataLoader
@@ -44,7 +45,7 @@ if not supported:
         "since then. Install one: pip install 'torchtitan>=0.3'."
     )
 
-__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form", "filesystem"]
+__all__ = ["IGNORE_INDEX", "BaseDataLoader", "Form", "choose_form", "device_type", "filesystem"]
 
 
 @dataclass(frozen=True)

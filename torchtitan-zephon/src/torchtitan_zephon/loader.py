@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from torchtitan.tools.utils import device_type
 
 from torchtitan_zephon.checkpointing import (
     begins,
@@ -24,7 +23,7 @@ from torchtitan_zephon.checkpointing import (
 )
 from torchtitan_zephon.checks import check_ahead, check_topology, tokenizer_folder
 from torchtitan_zephon.config import ZephonConfig
-from torchtitan_zephon.forms import BaseDataLoader, choose_form
+from torchtitan_zephon.forms import BaseDataLoader, choose_form, device_type
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
 from torchtitan_zephon.vision import VisionForm, vision_settings
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError

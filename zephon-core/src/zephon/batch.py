@@ -114,7 +114,7 @@ class SampleBatch:
         start int32, the first place in the record; token_begin and token_end int64, the tokens of the document
         (special tokens counted) that the record holds; where a run has images, those of the document, each with
         format, width, height and bytes of its file, patches_wide and patches_high, and grey, which says that it could
-        not be decoded.
+        not be decoded. With `always_image` a record that only fills a place has a line without tokens.
         """
         block, info = self._block, self._info
         shard = np.empty(len(block.span_row), dtype=object)

@@ -47,12 +47,16 @@ class Images:
     def slice(self, start: int, stop: int) -> Images:
         """Those of documents `start:stop`, as views."""
         low, high = int(self.offsets[start]), int(self.offsets[stop])
-        first, last = np.concatenate([[0], np.cumsum(self.patch_counts)])[[low, high]].tolist()
+        patches = self.patches
+        if patches is not None:
+            counts = self.patch_counts
+            first = int(counts[:low].sum())
+            patches = patches[first : first + int(counts[low:high].sum())]
         return Images(
             self.offsets[start : stop + 1] - low,
             self.grids[low:high],
             self.files.slice(low, high - low),
-            None if self.patches is None else self.patches[first:last],
+            patches,
             None if self.is_grey is None else self.is_grey[low:high],
         )
 

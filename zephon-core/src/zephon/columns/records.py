@@ -218,7 +218,7 @@ class RecordBlock:
             loss=None if self.loss is None else self.loss[start:stop],
             positions=None if self.positions is None else self.positions[start:stop],
             images=None if self.images is None else self.images.slice(low, high),
-            **{name: getattr(self, name)[low:high] for name in _PER_SPAN},
+            **{name: getattr(self, name)[low:high] for name in PER_SPAN},
         )
 
     def starts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -229,7 +229,7 @@ class RecordBlock:
         if not len(short):
             return record, self.span_start
         padding = short * length + self.lengths[short]
-        return np.divmod(np.sort(np.concatenate([record * length + self.span_start, padding]), kind="stable"), length)
+        return np.divmod(np.unique(np.concatenate([record * length + self.span_start, padding])), length)
 
     def counted_positions(self) -> np.ndarray:
         """Distance of each token from the start of its span, or of the padding: int32[n, record_length]."""
@@ -262,7 +262,7 @@ class RecordBlock:
     @staticmethod
     def filler(count: int, record_length: int, token: int) -> RecordBlock:
         """`count` records without a real token, every place holding `token`."""
-        columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in _PER_SPAN.items()}
+        columns: dict[str, Any] = {name: np.empty(0, dtype=dtype) for name, dtype in PER_SPAN.items()}
         return RecordBlock(
             tokens=np.full((count, record_length), token, dtype=np.uint32),
             lengths=np.zeros(count, dtype=np.int32),
@@ -283,7 +283,7 @@ class RecordBlock:
             loss=np.concatenate(losses) if losses else None,
             positions=np.concatenate(positions) if positions else None,
             images=_images(blocks),
-            **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in _PER_SPAN},
+            **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in PER_SPAN},
         )
 
     @staticmethod
@@ -303,11 +303,11 @@ class RecordBlock:
             loss=_scattered(losses, place, len(order)) if losses else None,
             positions=_scattered(positions, place, len(order)) if positions else None,
             images=None if images is None else images.take(items),
-            **{name: np.concatenate([getattr(block, name) for block in blocks])[items] for name in _PER_SPAN},
+            **{name: np.concatenate([getattr(block, name) for block in blocks])[items] for name in PER_SPAN},
         )
 
 
-_PER_SPAN = {"span_start": np.int32, "span_dataset": np.int32, "span_row": np.int64, "span_token": np.int64}
+PER_SPAN = {"span_start": np.int32, "span_dataset": np.int32, "span_row": np.int64, "span_token": np.int64}
 """Columns of a `RecordBlock` with a value per span."""
 
 

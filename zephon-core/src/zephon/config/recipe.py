@@ -110,6 +110,7 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
     max_documents_per_record: Positive | None = key(None, "Most documents, or parts of them, in a record.")
     max_images: Positive | None = key(None, "Most images in a record.")
     max_patches: Positive | None = key(None, "Most patches of images in a record.")
+    always_image: bool = key(False, "Show a grey image of one token, not trained on, in records without images.")
     homogeneity: Literal["none", "group", "full"] = key(
         "none", '"full": a record holds documents of one source; "group": of sources of one group; "none": of any.'
     )

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from zephon.columns.faults import RowFault
-from zephon.columns.records import RecordBlock
+from zephon.columns.images import Images
+from zephon.columns.records import PER_SPAN, RecordBlock
 from zephon.config.options import FaultPolicy
 from zephon.engine.runners import Pending, Runner
 from zephon.errors import DataError
@@ -21,6 +25,11 @@ from zephon.vision.pixels import grey_patches, image_patches
 OPERATOR = "tokenize_images"
 _LEAST_JUDGED = 1000  # images
 _LOGGED = 10
+# One grey pixel.
+_GREY_PNG = bytes.fromhex(
+    "89504e470d0a1a0a0000000d49484452000000010000000108000000003a7e9b550000000a4944415478da63a8070000"
+    "8100807e1c29c70000000049454e44ae426082"
+)
 _log = logging.getLogger("zephon")
 
 
@@ -34,6 +43,8 @@ class PixelStage:
         locate: shard and row within it, of a row of a dataset given by number.
         faults: the fate of images that cannot be decoded.
         lookahead_bytes: patches that may be decoded or under way beyond the next record.
+        placeholders: the tokens of an image of one token, which records without images show in their padding; empty
+            where they show nothing.
     """
 
     vision: VisionSettings
@@ -41,34 +52,62 @@ class PixelStage:
     locate: Callable[[int, int], tuple[str, int]]
     faults: FaultPolicy
     lookahead_bytes: int
+    placeholders: tuple[int, ...] = ()
+
+    @property
+    def reserved(self) -> int:
+        """Places at the end of each record that are padding: the last token of a record is no input of the model."""
+        return len(self.placeholders) + 1 if self.placeholders else 0
 
     def decoded(self, record: RecordBlock) -> tuple[RecordBlock, list[RowFault]]:
         """A record with its pixels, and the rows with images that cannot be decoded.
 
         Such an image is grey, and no label of its document is trained on.
         """
+        if self.placeholders and (record.images is None or not len(record.images.grids)):
+            record = self._with_grey_image(record)
         images = record.images
         if images is None:
             return record, []
         patches, is_grey, faults = [], np.zeros(len(images.grids), dtype=bool), []
+        files = images.files.to_pylist()
         spans = np.repeat(np.arange(len(images)), np.diff(images.offsets)).tolist()
-        for n, (span, file, sizes) in enumerate(
-            zip(spans, images.files.to_pylist(), images.grids.tolist(), strict=True)
-        ):
+        for n, (span, file, sizes) in enumerate(zip(spans, files, images.grids.tolist(), strict=True)):
             grid = Grid(*sizes)
             try:
                 patches.append(image_patches(file, grid, self.vision))
             except BadImage as error:
                 patches.append(grey_patches(grid, self.vision))
                 is_grey[n] = True
-                dataset, row = int(record.span_dataset[span]), int(record.span_row[span])
-                shard, in_shard = self.locate(dataset, row)
-                faults.append(RowFault(OPERATOR, self.names[dataset], shard, in_shard, str(error), in_shard))
+                faults.append(self._fault(record, span, n - int(images.offsets[span]) + 1, file, error))
         pixels = np.concatenate([np.zeros((0, self.vision.pixels_per_patch), dtype=np.uint8), *patches])
-        record = replace(record, images=images.with_patches(pixels, is_grey))
+        # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
+        images = replace(images, files=pa.array(files, pa.large_binary()), patches=pixels, is_grey=is_grey)
+        record = replace(record, images=images)
         if faults:
             record.loss = self._without_grey(record, np.unique(np.array(spans)[is_grey]))
         return record, faults
+
+    def _fault(self, record: RecordBlock, span: int, number: int, file: bytes, error: BadImage) -> RowFault:
+        dataset = int(record.span_dataset[span])
+        shard, row = self.locate(dataset, int(record.span_row[span]))
+        content = f"{len(file):,} bytes, SHA-256 {hashlib.sha256(file).hexdigest()}" if self.faults.keeps else ""
+        return RowFault(OPERATOR, self.names[dataset], shard, row, f"image {number}: {error}", row, 1, content)
+
+    def _with_grey_image(self, record: RecordBlock) -> RecordBlock:
+        """A record with an image of one token in its padding, of its last document; a filler gets an empty one."""
+        side = self.vision.merge_size
+        grid = [side, side, side * self.vision.patch_size, side * self.vision.patch_size]
+        tokens, start = record.tokens.copy(), int(record.lengths[0])
+        tokens[0, start : start + len(self.placeholders)] = self.placeholders
+        record = replace(record, tokens=tokens)
+        if not len(record.span_row):
+            empty: dict[str, Any] = {name: np.zeros(1, dtype=kind) for name, kind in PER_SPAN.items()}
+            record = replace(record, span_offsets=np.array([0, 1]), **empty)
+        offsets = np.zeros(len(record.span_row) + 1, dtype=np.int64)
+        offsets[-1] = 1
+        files = pa.array([_GREY_PNG], pa.large_binary())
+        return replace(record, images=Images(offsets, np.array([grid], dtype=np.int32), files))
 
     @staticmethod
     def _without_grey(record: RecordBlock, spans: np.ndarray) -> np.ndarray:
@@ -106,6 +145,7 @@ class _Judge:
     def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, int, RowFault], None] | None) -> None:
         self._policy, self._on_fault = policy, on_fault
         self._images = self._grey = 0
+        self._logged: set[str] = set()
 
     def passed(self, record: RecordBlock, faults: Sequence[RowFault]) -> RecordBlock:
         """The record; raises DataError where an image is one too many."""
@@ -122,6 +162,7 @@ class _Judge:
                     f"{fault}. Images that cannot be decoded, of {self._images:,}: {self._grey}; "
                     f"{self._policy.described(rows)}. Repair the data, or raise the budget."
                 )
-            if self._grey <= _LOGGED:
+            if len(self._logged) < _LOGGED and str(fault) not in self._logged:
+                self._logged.add(str(fault))
                 _log.warning("grey in place of an image: %s", fault)
         return record

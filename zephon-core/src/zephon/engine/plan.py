@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from zephon.columns.damage import FAULT, Lost, split_damaged
 from zephon.columns.lane_start import LaneStart
-from zephon.columns.records import RowBlock, RowPart
+from zephon.columns.records import RecordBlock, RowBlock, RowPart
 from zephon.config.options import FaultPolicy
 from zephon.config.topology import Topology
 from zephon.curriculum.mixture import Curriculum
@@ -261,7 +261,15 @@ class Plan:
             counts=counts,
             max_images=pack.max_images,
             max_patches=pack.max_patches,
+            reserved=0 if self.pixels is None else self.pixels.reserved,
         )
+
+    def filler(self, count: int) -> RecordBlock:
+        """`count` records without a real token, as they are given out."""
+        block = RecordBlock.filler(count, self.pack.record_length, self.pad_token)
+        if self.pixels is None:
+            return block
+        return RecordBlock.concat([self.pixels.decoded(block.slice(n, n + 1))[0] for n in range(count)])
 
     @property
     def stretch(self) -> int:

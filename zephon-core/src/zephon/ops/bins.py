@@ -77,6 +77,7 @@ class BinPacker:
         counts: where to count.
         max_images, max_patches: most images and patches in a record; None is no limit. A document that has more of them
             is left out, and so is one with images that is longer than a record.
+        reserved: places at the end of each record that are always padding.
     """
 
     def __init__(
@@ -93,10 +94,12 @@ class BinPacker:
         counts: PackCounts | None = None,
         max_images: int | None = None,
         max_patches: int | None = None,
+        reserved: int = 0,
     ) -> None:
         self.records = 0
         self.tokens_left_out = 0
-        self._length = record_length
+        self._length = record_length - reserved
+        self._record_length = record_length
         self._limits = _Limits(max_documents or _NO_LIMIT, max_images or _NO_LIMIT, max_patches or _NO_LIMIT)
         self._first_fit = algorithm == "first_fit"
         self._cut = algorithm == "best_fit_wrap"
@@ -261,7 +264,7 @@ class BinPacker:
         """A job for the closed records."""
         records, self._closed = self._closed, []
         count = len(records)
-        length, pad_token = self._length, self._pad_token
+        length, pad_token = self._record_length, self._pad_token
         ends = np.cumsum([len(record) for record in records])
         pieces = [piece for record in records for piece in record]
         sizes = np.array([piece[2] for piece in pieces], dtype=np.int64)

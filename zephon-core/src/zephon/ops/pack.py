@@ -15,7 +15,7 @@ from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
 
 _NAMED_APART = ("max_length", "algorithm")  # the settings that fingerprints have under names of their own
-_RECENT = ("max_images", "max_patches")  # those that fingerprints of earlier versions lack
+_RECENT = ("max_images", "max_patches", "always_image")  # those that fingerprints of earlier versions lack
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,11 @@ class PackFlat:
     )
     max_images: Positive | None = key(None, "Most images in a record; None is no limit.")
     max_patches: Positive | None = key(None, "Most patches of images in a record; None is no limit.")
+    always_image: bool = key(
+        False,
+        "Show a grey image of one token in the padding of every record without images, so that the vision encoder "
+        "of no rank is idle; records have room for it.",
+    )
     homogeneity: Literal["none", "group", "full"] = key(
         "none", '"full": a record holds documents of one dataset; "group": of datasets of one group; "none": of any.'
     )
@@ -56,7 +61,7 @@ class PackFlat:
     def __post_init__(self) -> None:
         check_keys(self, PipelineError, f"{self.kind} ")
         if self.algorithm == "wrap":
-            for each in ("max_documents_per_record", "max_images", "max_patches", "homogeneity", "oversized"):
+            for each in ("max_documents_per_record", *_RECENT, "homogeneity", "oversized"):
                 if (value := getattr(self, each)) != keys_of(type(self))[each].default:
                     raise PipelineError(
                         f'{self.kind} {each} is {seen(value)}, but algorithm "wrap" fills every record with whatever '
@@ -78,7 +83,7 @@ class PackFlat:
         if not self.has_bins:
             return self.algorithm
         settings = {name: value for name, value in settings_of(self).items() if name not in _NAMED_APART}
-        unset = [name for name in _RECENT if settings[name] is None]
+        unset = [name for name in _RECENT if not settings[name]]
         others = (f" {name}={value}" for name, value in settings.items() if name not in unset)
         return self.algorithm + "".join(others)
 

@@ -105,6 +105,7 @@ def operators_of_recipe(
             max_documents_per_record=recipe.max_documents_per_record,
             max_images=recipe.max_images,
             max_patches=recipe.max_patches,
+            always_image=recipe.always_image,
             homogeneity=recipe.homogeneity,
             **{name: value for name, value in automatic.items() if value != "auto"},
         )

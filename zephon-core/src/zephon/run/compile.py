@@ -279,7 +279,16 @@ def compile_pipeline(
         kinds=kinds,
         faults=options.faults,
         stateful=None if stateful is None else StatefulStage(stateful, worker(before), names, types),
-        pixels=None if vision is None else PixelStage(vision, names, locate, options.faults, _PIXEL_BYTES),
+        pixels=None
+        if vision is None
+        else PixelStage(
+            vision,
+            names,
+            locate,
+            options.faults,
+            options.prefetch_buffer_size or _PIXEL_BYTES,
+            _placeholders(vision, tokenizer, operators.pack),
+        ),
     )
     return Compiled(
         source=source,
@@ -406,6 +415,20 @@ def _vision_of(needs: Sequence[Needs]) -> VisionSettings | None:
     if len(found) > 1:
         raise PipelineError("the operators have different vision settings for several datasets; a model has one.")
     return found[0] if found else None
+
+
+def _placeholders(vision: VisionSettings, tokenizer: Tokenizer | None, pack: PackFlat) -> tuple[int, ...]:
+    """The tokens of the image of always_image; the encoders have checked that the tokenizer has them."""
+    if not pack.always_image:
+        return ()
+    assert tokenizer is not None
+    tokens = [token for token in (vision.vision_start_token, vision.image_token, vision.vision_end_token) if token]
+    if pack.max_length <= len(tokens):
+        raise PipelineError(
+            f"{pack.kind} max_length is {pack.max_length}; expected more than the {len(tokens)} tokens of always_image."
+        )
+    ids = {token.content: token.id for token in tokenizer.special_tokens}
+    return tuple(ids[token] for token in tokens)
 
 
 def _details(need: Needs, chain: Sequence[RowOperator], encoder: Encoder, special: _SpecialIds) -> dict[str, str]:

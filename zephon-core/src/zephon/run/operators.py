@@ -103,6 +103,8 @@ class Operators:
                 f'{pack.kind} algorithm is "{pack.algorithm}", which cuts documents, and an image cannot be cut; '
                 'take "best_fit" or "first_fit".'
             )
+        if pack.always_image and not built.shows_images:
+            raise PipelineError(f"{pack.kind} always_image is True, but no operator shows images; leave it out.")
         return built
 
     @property

@@ -212,7 +212,7 @@ class BatchStream:
             got = sum(map(len, pulled))
             if self._aligned and got < room:
                 assert self._plan.finite
-                pulled.append(RecordBlock.filler(room - got, self._plan.pack.record_length, self._plan.pad_token))
+                pulled.append(self._plan.filler(room - got))
                 got = room
             if not got:
                 break

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import io
+import re
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -18,6 +19,7 @@ from zephon.vision.geometry import Grid, VisionSettings
 from zephon.vision.headers import BadImage, Header, read_header
 
 _GREY = 127
+_Decoder = Callable[[bytes, Header], Any]
 
 
 def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarray:
@@ -26,10 +28,11 @@ def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarr
     Raises:
         BadImage: the file cannot be decoded, or its picture has another size than its header says.
     """
+    decoders = _decoders()
     import torch
 
     header = read_header(data)
-    picture = _decoded(data, header)
+    picture = _decoded(decoders[header.format], data, header)
     _check_size(picture.shape[2], picture.shape[1], header)
     picture = _upright(picture, header.orientation)
     if (header.height, header.width) != (grid.pixels_high, grid.pixels_wide):
@@ -79,29 +82,31 @@ def _upright(picture: Any, orientation: int) -> Any:
     return picture.flip(flips) if flips else picture
 
 
-def _decoded(data: bytes, header: Header) -> Any:
+def _decoded(decode: _Decoder, data: bytes, header: Header) -> Any:
     """uint8[3, height, width] as stored, a torch tensor; BadImage."""
     try:
-        return _decoders()[header.format](data, header)
+        return decode(data, header)
     except (PipelineError, BadImage, MemoryError, Warning):  # the last where the process makes errors of warnings
         raise
     except Exception as error:  # decoders raise whatever they like
         if "allocate memory" in str(error):  # torch's, a RuntimeError
             raise MemoryError(str(error)) from None
-        reason = " ".join(str(error).split())[:200]
+        # Without the function and line of torchvision's source that it begins with.
+        reason = re.sub(r"^\S+, \S+:\d+, ", "", " ".join(str(error).split()))[:200]
         raise BadImage(f"the {header.format} cannot be decoded ({reason})") from None
 
 
 @functools.cache
-def _decoders() -> dict[str, Callable[[bytes, Header], Any]]:
+def _decoders() -> dict[str, _Decoder]:
     """By format."""
     try:
+        import torch
         from PIL import Image
-    except ImportError:
+    except ImportError as error:
         raise PipelineError(
-            "images are decoded by Pillow, which is not installed; install zephon-core[vision]."
+            f"{error.name} is missing, and images need torch (which resizes them) and Pillow (which decodes them); "
+            "install zephon-core[vision]."
         ) from None
-    import torch
 
     def pillow(data: bytes, header: Header) -> Any:
         with Image.open(io.BytesIO(data), formats=[header.format.upper()]) as picture:
@@ -113,7 +118,7 @@ def _decoders() -> dict[str, Callable[[bytes, Header], Any]]:
 
     # The limit is that of `read_header`; a warning could be an error by the settings of the process.
     warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
-    decoders: dict[str, Callable[[bytes, Header], Any]] = dict.fromkeys(("jpeg", "png", "webp", "gif"), pillow)
+    decoders: dict[str, _Decoder] = dict.fromkeys(("jpeg", "png", "webp", "gif"), pillow)
     try:
         import torchvision.io as tv
     except ImportError:
