@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "zephon-core" / "src" / "zephon"
 INTEGRATIONS = ("torchtitan-zephon", "megatron-zephon")
 
-MAX_CORE_LINES = 27_250
+MAX_CORE_LINES = 27_320
 """Lines of zephon-core today, rounded up. The goal is 17,000: lower this as rooms shrink. Only a new capability may
 raise it, in the commit that brings it: decoded data on disk 120, kept token ratios 50, declared tokens and
 templates as transformers has them 90, columns of all files 20, columns of all rows 90, JSON in templates 25, allocator
@@ -26,7 +26,8 @@ dates of JavaScript 15,
 steps as trainers count them 40,
  small shards opened once 40, images 1,000, images in recipes and the command 100,
  their faults and always_image 230, forms of their rows 120, positions of M-RoPE 80,
- images in conversations 160, images shown 70."""
+ images in conversations 160, images shown 70,
+ files of another kind under any name 70."""
 MAX_FILE_LINES = 500
 MAX_ROOMS = 12
 

@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from zephon.data.formats import base
 from zephon.data.formats.base import (
-    LFS_POINTER,
     TOKENS,
     Format,
     Group,
@@ -38,6 +37,7 @@ from zephon.data.formats.base import (
     sample_digest,
     token_lists,
 )
+from zephon.data.formats.content import LFS_POINTER
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
