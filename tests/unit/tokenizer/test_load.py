@@ -331,3 +331,11 @@ def test_a_policy_that_needs_a_missing_token_is_refused(policy: str, ends: tuple
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
     assert "'fastokens'" in error_of(tmp_path, backend="tiktoken")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pointer_of_git_lfs_is_refused_in_every_file_of_a_tokenizer(tmp_path, name):
+    save(tmp_path, gpt2())
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(TokenizerError, match=f"{name}' is a pointer of Git LFS.*git lfs pull"):
+        read_chat_settings(tmp_path)
