@@ -106,6 +106,11 @@ def show(
             raise DataError(f"{state} is of the run that {recipe} takes over from; pass a state of a later step.")
     if place.awaits_state:
         raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
+    if state and not account and place.cursor < end:
+        print(
+            f"warning: {state} was taken before step {last} had ended, so it does not tell what was trained on later.",
+            file=sys.stderr,
+        )
     if not (state or account):
         print(
             "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, pass "
@@ -158,8 +163,8 @@ def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: L
         if account and line["trained"]:
             if account.digests[at].tobytes() != digests[i]:
                 raise DataError(
-                    f"record {number} of step {step} is not what {account.name} has: recipe, data or tokenizer are "
-                    f"others than those of the run, which had {account.documents(number)}.{changed}"
+                    f"record {number} of step {step} is not what {account.name} has: recipe, data, tokenizer or "
+                    f"--seq-len are others than those of the run, which had {account.documents(number)}.{changed}"
                 )
             groups, size = account.groups[at].tolist()
             line["rank"], inner = divmod(number % lanes, lanes // groups)

@@ -188,7 +188,7 @@ class _Run:
         shuffle = compiled.operators.shuffle
         self._filling = compiled.ready_records + (shuffle.buffer_size if shuffle else 0)
         self._records = self._tokens = 0
-        self._first_after = 0.0
+        self._first_after = self._opening = 0.0
         self._steady: tuple[float, int] | None = None  # time and tokens once the filling is consumed
         self._begun = time.perf_counter()
 
@@ -207,7 +207,8 @@ class _Run:
                     live.tick()
 
     def _add(self, batch: SampleBatch) -> None:
-        self._first_after = self._first_after or time.perf_counter() - self._started
+        now = time.perf_counter()
+        self._first_after, self._opening = self._first_after or now - self._started, self._begun - self._started
         self.batches += 1
         self._records += len(batch)
         self._tokens += int(batch.lengths.sum())
@@ -217,7 +218,7 @@ class _Run:
     def _speed(self) -> str:
         now = time.perf_counter()
         if self._steady is None or self._tokens == self._steady[1]:
-            return f"{count(self._tokens / (now - self._begun))} tokens/s, start and filling included"
+            return f"{count(self._tokens / (now - self._begun))} tokens/s, filling included"
         return f"{count((self._tokens - self._steady[1]) / (now - self._steady[0]))} tokens/s"
 
     def _line(self) -> str:
@@ -234,7 +235,7 @@ class _Run:
             f"tokens in {seconds:.2f} s ({self._speed()})"
         )
         if self._first_after:
-            print(f"first batch after {self._first_after:.2f} s, opening the data included")
+            print(f"first batch after {self._first_after:.2f} s, of which opening the data took {self._opening:.2f} s")
         rows = []
         for name, each in self._pipeline.mixture().items():
             counts = f"{each.given:,}", f"{each.rows:,}", f"{each.skipped:,}", f"{each.passes:.2f}"
