@@ -28,6 +28,7 @@ BENCHMARKS = {
     "stores": "an S3 server on loopback beside local files",
     "scale": "planning over a million shards",
     "waits": "what a step waits for its batch, in threads and with the isolated engine",
+    "images": "pixels beside TorchTitan's path, packing, headers, and whole pipelines beside Grain's by workers",
     "trainers": "what the loader costs a step of TorchTitan and Megatron",
 }
 

@@ -14,6 +14,7 @@ TORCH, ARROW, TOKENIZERS = "torch==2.15.0", "pyarrow==26.0.1", "tokenizers==0.23
 REQUIREMENTS: dict[str, list[str]] = {
     "zephon-0.2.0": ["zephon[parquet]==0.2.0", "transformers==5.24.0", TORCH, ARROW, TOKENIZERS],
     "grain": ["grain==0.2.18", "gigatoken==0.10.0", "awkward==2.14.0", ARROW, TOKENIZERS],
+    "grain-images": ["grain==0.2.18", "torchvision==0.29.2", TORCH, ARROW, TOKENIZERS],
     "torchtitan": ["torchtitan==0.3.0", "datasets==4.7.0", TORCH, ARROW, TOKENIZERS],
     "datasets": ["datasets==4.7.0", "torchdata==0.11.0", TORCH, ARROW, TOKENIZERS],
     "mosaicml-streaming": ["mosaicml-streaming==0.13.0", "tokenizers==0.22.2", TORCH, ARROW],

@@ -1,6 +1,8 @@
 """Patches bit for bit as TorchTitan makes them, and pictures turned as EXIF says."""
 
+import os
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -119,3 +121,37 @@ def test_settings_say_what_they_expect():
         VisionSettings(patch_size=0)
     with pytest.raises(PipelineError, match="vision min_pixels is 9; expected at most max_pixels, 4"):
         VisionSettings(min_pixels=9, max_pixels=4)
+
+
+def test_workers_start_no_threads_of_torch():
+    torch = pytest.importorskip("torch")
+    data = file_of(picture(1300, 900))
+    for settings in (QWEN, KIMI):
+        image_patches(data, grid_of(data, settings), settings)
+    started = []
+
+    def work():
+        before = len(os.listdir("/proc/self/task"))
+        for settings in (QWEN, KIMI):
+            image_patches(data, grid_of(data, settings), settings)
+        started.append(len(os.listdir("/proc/self/task")) - before)
+
+    usual = torch.get_num_threads()
+    torch.set_num_threads(8)
+    try:
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    finally:
+        torch.set_num_threads(usual)
+    assert started[0] <= 0
+
+
+@pytest.mark.parametrize("settings", [QWEN, KIMI], ids=["qwen", "kimi"])
+@pytest.mark.parametrize("patches", [0, 1, 128, 300])
+def test_normalizing_in_parts_gives_the_same_values(settings, patches):
+    values = np.random.default_rng(0).integers(0, 256, (patches, settings.pixels_per_patch), dtype=np.uint8)
+    whole = normalized(values, settings).numpy()
+    each = [normalized(values[n : n + 1], settings).numpy() for n in range(patches)]
+    assert whole.shape == (patches, settings.patch_dim)
+    assert np.array_equal(whole, np.concatenate([np.zeros((0, settings.patch_dim), dtype=np.float32), *each]))

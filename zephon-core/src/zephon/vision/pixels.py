@@ -19,6 +19,7 @@ from zephon.vision.geometry import Grid, VisionSettings
 from zephon.vision.headers import BadImage, Header, read_header
 
 _GREY = 127
+_AT_ONCE = 128  # patches that are normalized together
 _Decoder = Callable[[bytes, Header], Any]
 
 
@@ -40,9 +41,11 @@ def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarr
         picture = torch.nn.functional.interpolate(picture[None], size, mode="bicubic", antialias=True)[0]
     side = settings.patch_size
     pad_high, pad_wide = grid.height * side - grid.pixels_high, grid.width * side - grid.pixels_wide
+    shown = picture.numpy()
     if pad_high or pad_wide:
-        picture = torch.nn.functional.pad(picture, [0, pad_wide, 0, pad_high])
-    return _cut(picture.numpy(), settings)
+        # Not by torch, which would start threads of its own beneath each of the workers' threads.
+        shown = np.pad(shown, ((0, 0), (0, pad_high), (0, pad_wide)))
+    return _cut(shown, settings)
 
 
 def grey_patches(grid: Grid, settings: VisionSettings) -> np.ndarray:
@@ -54,11 +57,16 @@ def normalized(patches: np.ndarray, settings: VisionSettings) -> Any:
     """Patches as the model takes them: a float32 tensor [patches, patch_dim], each (channel, frame, row, column)."""
     import torch
 
-    # Step by step as torchvision's to_dtype and normalize, so that every bit is theirs.
-    values = torch.from_numpy(patches).view(len(patches), 3, 1, -1).to(torch.float32).mul_(1 / 255)
     mean, std = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (settings.mean, settings.std))
-    values.sub_(mean).div_(std)
-    return values.expand(-1, -1, settings.temporal_patch_size, -1).reshape(len(patches), -1)
+    # A batch is 100 MB and more. NumPy asks for huge pages, without which the pages take most of the time, and a part
+    # at a time stays in the caches.
+    shape = len(patches), 3, settings.temporal_patch_size, settings.patch_size**2
+    values, taken = torch.from_numpy(np.empty(shape, dtype=np.float32)), torch.from_numpy(patches)
+    for start in range(0, len(patches), _AT_ONCE):
+        part = taken[start : start + _AT_ONCE].view(-1, 3, 1, shape[3])
+        # Step by step as torchvision's to_dtype and normalize, so that every bit is theirs.
+        values[start : start + _AT_ONCE] = part.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
+    return values.view(len(patches), settings.patch_dim)
 
 
 def _cut(picture: np.ndarray, settings: VisionSettings) -> np.ndarray:
