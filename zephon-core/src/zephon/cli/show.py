@@ -143,7 +143,7 @@ def show(
             break
     pipeline.close()
     if shown < last:
-        raise DataError(f"{config.origin}: the data ends before step {last}; name an earlier one.")
+        raise DataError(f"{config.origin}: the data ends before step {last}; the last step is {shown}.")
 
 
 def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: Ledger | None) -> list[dict[str, Any]]:

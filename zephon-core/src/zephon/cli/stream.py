@@ -77,6 +77,10 @@ def stream(
 ) -> None:
     """Stream training batches, and print speed, mixture and what was left out."""
     config = DataRecipe.from_toml(recipe)
+    if global_batch is not None and global_batch % dp_degree:
+        raise TopologyError(
+            f"--global-batch is {global_batch}; expected a multiple of the {dp_degree} groups of --dp-degree."
+        )
     # Without a global batch, a step is a batch.
     share = microbatch_size if global_batch is None else global_batch // dp_degree
     per_step, rest = divmod(share, microbatch_size)
@@ -115,7 +119,7 @@ def stream(
             if steps is not None and run.batches < steps * per_step:
                 raise DataError(
                     f"the data ended after {plural(run.batches // per_step, 'step')}, before the checkpoint after "
-                    f"step {steps}; lower --steps."
+                    f"step {steps}; lower --steps (of zephon verify: --resume-at)."
                 )
             write_state(checkpoint, dp_rank, dp_degree, pipeline.checkpoint())
         if kill_after is not None:

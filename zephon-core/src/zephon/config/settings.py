@@ -215,7 +215,8 @@ def check_weights(weights: Mapping[str, float]) -> None:
     for name, weight in weights.items():
         if not total or (weight and not weight / total > _LEAST_SHARE):
             raise RecipeError(
-                f"the weight of {quote(name)} is {weight} and all weights add up to {total}; expected shares above {_LEAST_SHARE:g}, or 0."
+                f"the weight of {quote(name)} is {weight} and all weights add up to {total}; expected shares above "
+                f"{_LEAST_SHARE:g}, or 0."
             )
 
 
