@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -119,6 +120,20 @@ def test_the_flat_form_has_the_patches_of_all_images(data):
     assert fields["padding_mask"].shape == (LOCAL * SEQ,)
     rows.close()
     flat.close()
+
+
+def test_records_without_images_show_that_of_always_image(data):
+    folder, _, _ = data
+    pq.write_table(pa.table({"text": ["spells <|image_pad|> and more"] * 50}), folder / "words.parquet")
+    more = "always_image = true"
+    words = RECIPE.replace("}}]", '}}, {{ name = "words", path = "words.parquet", documents = "text", weight = 9 }}]')
+    with mock.patch(f"{__name__}.RECIPE", words):
+        ours = loader(data, stock(), more)
+    for _, (fields, labels) in zip(range(5), ours, strict=False):
+        images = fields["input"] == fields["special_tokens"]["image_id"]
+        assert images.any(dim=1).all() and images.sum() == fields["grid_thw"].prod(dim=1).sum() // 4
+        assert not torch.isin(labels, fields["input"][images]).any()
+    ours.close()
 
 
 def test_a_batch_without_an_image_ends_the_run_where_other_ranks_would_wait(data):

@@ -5,6 +5,7 @@ import pyarrow as pa
 import pytest
 
 from support.vision_data import file_of, image_tokenizer, picture
+from zephon.errors import PipelineError
 from zephon.ops.images import TokenizeImages
 from zephon.ops.rows import RowFailure, Rows
 from zephon.tokenizer.tokenizer import load_tokenizer
@@ -68,6 +69,9 @@ def test_rows_that_cannot_be_used(folder, tmp_path):
     assert "leads out of media_root" in reasons[0]
     assert "cannot be read (No such file or directory)" in reasons[1]
     assert "expected bytes, a struct with bytes or path, or a path" in reasons[2]
+    for root in (tmp_path / "none", tmp_path / "secret.jpg"):
+        with pytest.raises(PipelineError, match=f"media_root is {root}; expected an existing folder"):
+            encoded(folder, ["x"], ["a.jpg"], media_root=str(root))
     with pytest.raises(RowFailure):
         encoded(folder, ["x"], [b"no image"])
     _, _, rows = encoded(folder, [["a", "b"]], [[FILE]], skips=True)

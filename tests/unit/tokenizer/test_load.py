@@ -269,7 +269,7 @@ def test_bos_and_eos_come_from_the_config_files(tmp_path: Path) -> None:
     )
     assert (mapped.bos_id, mapped.eos_id) == (2, 1)
     new = load_tokenizer(save(tmp_path / "c", llama2(), tokenizer_config={"eos_token": "<nowhere>"}))
-    assert (new.bos_id, new.eos_id, new.vocab_size) == (1, 1500, 1501)
+    assert (new.bos_id, new.eos_id, new.vocab_size) == (None, 1500, 1501)
 
 
 def test_bos_and_eos_of_a_lone_file_come_from_its_post_processor_or_well_known_names(tmp_path: Path) -> None:
@@ -331,3 +331,11 @@ def test_a_policy_that_needs_a_missing_token_is_refused(policy: str, ends: tuple
 
 def test_an_unknown_backend_is_refused(tmp_path: Path) -> None:
     assert "'fastokens'" in error_of(tmp_path, backend="tiktoken")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_pointer_of_git_lfs_is_refused_in_every_file_of_a_tokenizer(tmp_path, name):
+    save(tmp_path, gpt2())
+    (tmp_path / name).write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+    with pytest.raises(TokenizerError, match=f"{name}' is a pointer of Git LFS.*git lfs pull"):
+        read_chat_settings(tmp_path)

@@ -104,6 +104,47 @@ def test_declared_tokens_are_those_of_transformers(tmp_path: Path, config: dict,
     assert ids.tolist() == theirs.apply_chat_template(TALK, chat_template=CHATML, return_dict=True)["input_ids"]
 
 
+LEFT_OUT: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
+    # tokenizer_config.json, config.json
+    "both": (FAST, None),
+    "BOS": (FAST | {"eos_token": "</s>"}, None),
+    "EOS": (FAST | {"bos_token": "</s>"}, None),
+    "class too": ({"eos_token": "</s>"}, None),
+    "saved": (FAST | {"added_tokens_decoder": {}}, None),
+    "all but a template": ({"chat_template": CHATML}, None),
+    "of a class": ({"tokenizer_class": "GPT2Tokenizer", "eos_token": END}, None),
+    "of a kind of model": ({"model_max_length": 1024}, {"model_type": "gpt2"}),
+    "some, of a kind of model": ({"bos_token": "<s>"}, {"model_type": "gpt2"}),
+}
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(("config", "model"), LEFT_OUT.values(), ids=LEFT_OUT)
+@pytest.mark.parametrize("name", ["<s>", "plain"])
+def test_what_no_file_declares_is_none_as_in_transformers_or_refused(
+    tmp_path: Path, config: dict, model: dict | None, name: str
+) -> None:
+    tree = gpt2()
+    add_token(tree, name, special=True)
+    files = {} if model is None else {"config": model}
+    folder = save(tmp_path, tree, tokenizer_config=config, **files)
+    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+    for source in (folder, theirs):
+        try:
+            ours = read_definition(find_tokenizer(source))
+        except TokenizerError as error:
+            assert "is left out in tokenizer_config.json, where " in str(error)
+            assert source is folder
+            assert theirs.bos_token or theirs.eos_token
+        else:
+            assert ours.eos_token == theirs.eos_token
+            # A BOS that is EOS is put nowhere.
+            assert ours.bos_token in (
+                theirs.bos_token,
+                None if theirs.bos_token == ours.eos_token else theirs.bos_token,
+            )
+
+
 @functools.cache
 def tree_with(names: tuple[str, ...]) -> dict[str, Any]:
     tree = llama2()

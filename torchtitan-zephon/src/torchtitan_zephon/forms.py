@@ -89,7 +89,9 @@ class Form:
         labels = fields.pop("labels")
         if self.vision is not None:
             mask = fields["padding_mask"] if self.counts else fields.pop("padding_mask")
-            fields["input"][mask] = self.vision.special_tokens["pad_id"]
+            ids = self.vision.special_tokens
+            shown = sum(fields["input"] == ids[f"{name}_id"] for name in ("image", "vision_start", "vision_end"))
+            fields["input"][mask & (shown == 0)] = ids["pad_id"]  # the image of always_image is in the padding
             fields = _with_images(fields, self.vision)
         return fields, labels
 

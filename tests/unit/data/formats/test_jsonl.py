@@ -109,10 +109,11 @@ def test_a_line_that_is_too_long_is_refused_with_its_number(tmp_path, monkeypatc
 
 def test_objects_across_lines_cannot_shift_rows(tmp_path):
     data = b'{"text":"a"}{"text":"b"}\n{"text":\n"c"}\n'
-    with pytest.raises(DataError, match="row 0"):
-        texts_of(write_lines(tmp_path / "a.jsonl", data))
+    for before, what in ((b"{}\n", "row 1"), (b"", r"without a line per object.*jq -c \. FILE")):
+        with pytest.raises(DataError, match=what):
+            texts_of(write_lines(tmp_path / "a.jsonl", before + data))
     for value, indent in (([{"text": "a"}], 1), ([{"text": "a"}], None), ({"text": "a"}, 1)):
-        with pytest.raises(DataError, match=r"is one JSON value; expected a line per row.*jq -c") as error:
+        with pytest.raises(DataError, match=r"expected a line per row.*jq -c") as error:
             texts_of(write_lines(tmp_path / "b.json", json.dumps(value, indent=indent).encode()))
         assert not isinstance(error.value, Damaged)
 
@@ -136,3 +137,57 @@ def test_runs_cover_every_line_once_whatever_the_length_of_lines(tmp_path, monke
         assert catalog.group_length.sum() == len(data)
         long_runs = catalog.group_length > run_bytes
         assert (catalog.group_rows[long_runs] == 1).all()
+
+
+GOOD = b'{"text":"a"}\n{"text":"b"}\n'
+ARRAY = json.dumps([{"text": "a"}, {"text": "b"}]).encode()
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "what"),
+    [
+        ("x.json.gz", gzip.compress(ARRAY), r"one JSON value.*jq -c '\.\[\]'"),
+        ("x.json", b"\xef\xbb\xbf" + ARRAY, r"one JSON value.*jq -c '\.\[\]'"),
+        ("x.json.gz", gzip.compress(json.dumps([{"text": "a"}], indent=1).encode()), "one JSON value"),
+        (
+            "x.json",
+            json.dumps({"text": "a", "n": 1}, indent=1).encode() * 2,
+            r"without a line per object.*jq -c \. FILE",
+        ),
+        ("x.json", b'{"text":"a"}{"text":"b"}', r"jq -c \. FILE"),
+        ("x.json", json.dumps({"data": [{"text": "a"}]}, indent=1).encode(), r"jq -c '\.KEY\[\]'"),
+        ("x.jsonl.gz", gzip.compress(GOOD.decode().encode("utf-16")), "text in UTF-16"),
+        ("x.jsonl", GOOD.decode().encode("utf-16-le"), "text in UTF-16"),
+        ("x.jsonl", GOOD.decode().encode("utf-16-be"), "text in UTF-16"),
+        ("x.jsonl", GOOD.decode().encode("utf-32"), "text in UTF-32"),
+        ("x.jsonl", GOOD.decode().encode("utf-32-be"), "text in UTF-32"),
+        ("x.jsonl.gz", gzip.compress(gzip.compress(GOOD)), "gzip, inside of its compression.*decompress it"),
+        ("x.json", b'{"text":["a","b"]}', "one JSON object with all values of a column"),
+        ("x.json", b'{"text":{"0":"a","1":"b"}}', "one JSON object with all values of a column"),
+        ("x.jsonl", GOOD.replace(b"\n", b"\r"), "CR alone"),
+        ("x.jsonl", b"<!DOCTYPE html><html></html>\n", "a web page"),
+        ("x.jsonl", b"/annex/objects/SHA256E-s123--abc.jsonl\n", "git-annex.*git annex get"),
+        ("x.jsonl", b"one\ntwo\n", "no JSON lines, but begins with 'one'"),
+    ],
+)
+def test_a_file_of_another_kind_is_refused_and_never_left_out_as_a_bad_row(tmp_path, name, data, what):
+    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(DataError, match=what) as error:
+        open_path(tmp_path, skips=True)
+    assert not isinstance(error.value, Damaged)
+
+
+@pytest.mark.parametrize("bad", [b"[1]", b"<a>", b"\x1f\x8b", b'{"text":["a"]}', b"{", b"{\0\0", b"\xff\xfe{\0"])
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+def test_a_first_line_that_is_no_good_is_a_damaged_row_among_good_ones(tmp_path, bad, suffix):
+    data = bad + b"\n" + GOOD
+    (tmp_path / f"x.jsonl{suffix}").write_bytes(gzip.compress(data) if suffix else data)
+    table = open_path(tmp_path, skips=True).take(np.arange(3))
+    assert table["text"].to_pylist() == [None, "a", "b"]
+
+
+@pytest.mark.parametrize("data", [b"\0" * 50, b'{"text":"cut o'])
+def test_zeros_and_an_object_that_is_cut_off_are_damage(tmp_path, data):
+    (tmp_path / "x.jsonl").write_bytes(data)
+    assert open_path(tmp_path, skips=True).take(np.arange(1))["text"].to_pylist() == [None]

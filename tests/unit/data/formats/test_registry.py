@@ -92,6 +92,25 @@ def test_content_of_another_kind_than_the_name_says_is_named_and_is_no_damage(tm
     assert not isinstance(error.value, Damaged)
 
 
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("a.npy", ()),
+        ("index.json", ("chunk-0-0.bin",)),
+        ("index.json", ("shard.00000.mds",)),
+        ("data/a.lance", ("_versions/1.manifest",)),
+        ("_versions/1.manifest", ("data/a.lance",)),
+    ],
+)
+def test_a_pointer_of_git_lfs_is_named_in_formats_of_several_files(tmp_path, name, beside):
+    for each in (name, *beside):
+        (tmp_path / each).parent.mkdir(exist_ok=True)
+        (tmp_path / each).write_bytes(LFS if each == name else b"other content")
+    with pytest.raises(DataError, match=f"{name}' is a pointer of Git LFS") as error:
+        opened(tmp_path, "tokens", is_text=False, skips=True)
+    assert not isinstance(error.value, Damaged)
+
+
 def test_an_unknown_format_is_refused_when_the_dataset_is_made():
     with pytest.raises(RecipeError, match=r"fmt is 'parqet'.*did you mean 'parquet'"):
         Dataset.from_path("web", "/data", fmt="parqet")

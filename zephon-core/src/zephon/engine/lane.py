@@ -147,7 +147,7 @@ class LaneStream:
         """Submit a piece of work if the look-ahead has room, or none is pending and no round ready; whether it did."""
         self._max_block_bytes = min(_MAX_BLOCK_BYTES, max(_FIRST_BLOCK_BYTES, self._lookahead_bytes // _BLOCKS_AHEAD))
         # Ready records count too, so that they do not accumulate with a slow consumer.
-        waiting_bytes = self.ready * self._plan.pack.record_length * 4 + self._packed_bytes
+        waiting_bytes = self.ready * self._plan.record_bytes + self._packed_bytes
         if self._exhausted or not (
             not (self._documents or self._rows or self.ready >= self._plan.topology.lanes_per_feed)
             or (self._runner.looks_ahead and self._bytes_under_way + waiting_bytes < self._lookahead_bytes)

@@ -172,6 +172,7 @@ class Plan:
         pad_last: whether the last record of a lane is padded rather than left out.
         dataset_names: by index.
         row_bytes: float64[n_datasets], bytes per row of all columns read; affects the size of blocks, not the data.
+        record_bytes: of the tokens of a record and, about, the files of its images; bounds what waits, not the data.
         readahead_bytes: text to prefetch from stores beyond the look-ahead, over all lanes of this process; 0 where all
             data is local.
         lookahead_bytes: text in progress or ready, at most, over all lanes of this process.
@@ -199,6 +200,7 @@ class Plan:
     pad_last: bool
     dataset_names: tuple[str, ...]
     row_bytes: np.ndarray
+    record_bytes: int
     readahead_bytes: int
     lookahead_bytes: int
     barren_limit: int

@@ -141,7 +141,7 @@ def _part(name: str, part: Any) -> str:
     if not isinstance(text, str):
         kind = f" ({part.get('type')!r})" if isinstance(part, dict) else ""
         raise MessageFailure(
-            f"a part of the content of {name}{kind}", text, "text; images need images_field in a recipe, images here"
+            f"a part of the content of {name}{kind}", text, "text; for images set images_field (tokenize_chat images)"
         )
     return text
 

@@ -59,7 +59,11 @@ class Media:
 
     def __init__(self, vision: VisionSettings, root: str | None) -> None:
         self._vision = vision
-        self._root = None if root is None else Path(root)
+        self._root = None if root is None else Path(root).resolve()
+        if self._root is not None and not self._root.is_dir():
+            raise PipelineError(
+                f"media_root is {root}; expected an existing folder. Unpack an archive, or mount a store."
+            )
 
     def image(self, value: Any) -> Image:
         """The image; `BadRow` or `BadImage` where there is none that can be used."""
@@ -82,11 +86,10 @@ class Media:
             )
         if self._root is None:
             raise BadRow(f"an image is the path {value!r}, and media_root is missing")
-        root = self._root.resolve()
-        path = (root / value).resolve()
-        if not path.is_relative_to(root):
-            raise BadRow(f"the path {value!r} leads out of media_root")
         try:
+            path = (self._root / value).resolve()
+            if not path.is_relative_to(self._root):
+                raise BadRow(f"the path {value!r} leads out of media_root")
             if path.stat().st_size > MAX_FILE_BYTES:
                 raise BadImage(f"the file {value!r} is larger than {MAX_FILE_BYTES:,} bytes")
             return path.read_bytes()

@@ -120,8 +120,8 @@ class Compiled:
 
     @property
     def record_bytes(self) -> int:
-        """Bytes of the tokens of one record."""
-        return self.operators.pack.record_length * 4
+        """Bytes of the tokens of one record and, about, of the files of its images."""
+        return self.plan.record_bytes
 
     @property
     def ready_records(self) -> int:
@@ -250,6 +250,7 @@ def compile_pipeline(
     vision = _vision_of(needs)
     if vision is not None:
         workers["vision"] = workers["tokenize"]
+    row_bytes = np.array([_row_bytes(inputs, d) for d in range(len(names))])
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -269,7 +270,8 @@ def compile_pipeline(
         finite=source.finite,
         pad_last=not operators.batch.drop_last,
         dataset_names=tuple(names),
-        row_bytes=np.array([_row_bytes(inputs, d) for d in range(len(names))]),
+        row_bytes=row_bytes,
+        record_bytes=_record_bytes(source, operators, row_bytes, ratios),
         lookahead_bytes=options.prefetch_buffer_size
         or default_lookahead(workers["tokenize"], len(topology.owned_feeds)),
         readahead_bytes=(options.prefetch_buffer_size or _READAHEAD_BYTES) if remote else 0,
@@ -362,6 +364,17 @@ def _row_bytes(inputs: Inputs, number: int) -> float:
         table = inputs.sample(number).table
         row_bytes += table.select(others).nbytes / max(1, table.num_rows)
     return max(_LEAST_ROW_BYTES, row_bytes)
+
+
+def _record_bytes(
+    source: WorkSource, operators: Operators, row_bytes: np.ndarray, tokens_per_row: Mapping[str, float]
+) -> int:
+    """Bytes of the tokens of a record and, about, of the files of its images."""
+    per_token = 4.0
+    for (name, share), nbytes in zip(source.shares.items(), row_bytes.tolist(), strict=True):
+        if getattr(operators.encode_for(name), "vision", None) is not None:
+            per_token += share * nbytes / max(1.0, tokens_per_row[name])
+    return int(operators.pack.record_length * per_token)
 
 
 def _kinds(pack: PackFlat, source: WorkSource) -> np.ndarray:

@@ -94,6 +94,8 @@ def _engine_lines(compiled: Compiled) -> list[str]:
     records = 2 * (ready + (shuffle.buffer_size if shuffle else 0)) * compiled.record_bytes
     bound = cache + 2 * plan.lookahead_bytes + records + _bin_bytes(compiled)
     bound += cache // 2 if plan.readahead_bytes else 0
+    bound += plan.pixels.lookahead_bytes if plan.pixels else 0
+    pixels = "" if plan.pixels is None else f", {_size(plan.pixels.lookahead_bytes)} of decoded patches"
     return [
         f"workers: runner {options.runner}{workers if options.runner != 'inline' else ''}"
         f"{', in a process of their own' if options.isolate else ''}",
@@ -103,7 +105,7 @@ def _engine_lines(compiled: Compiled) -> list[str]:
         + (f"; from {topology.feeds} feed(s)" if topology.lanes_per_feed > 1 else ""),
         f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {ready:,} records ready "
-        f"({_size(ready * compiled.record_bytes)})",
+        f"({_size(ready * compiled.record_bytes)}{', with the files of images' if pixels else ''}){pixels}",
         f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache)} for decoded data"
         f"{f'; beyond that up to {_size(disk)} on disk' if disk else ''}",
     ]

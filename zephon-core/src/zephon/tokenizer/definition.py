@@ -18,7 +18,13 @@ from msgspec import Meta
 
 from zephon.errors import TokenizerError
 from zephon.tokenizer.load import TOKENIZER, TokenizerFiles, read_json
-from zephon.tokenizer.specials import DeclaredTokens, declared_tokens, inferred_tokens
+from zephon.tokenizer.specials import (
+    WELL_KNOWN_BOS,
+    WELL_KNOWN_EOS,
+    DeclaredTokens,
+    declared_tokens,
+    inferred_tokens,
+)
 
 MAX_ID = (1 << 24) - 1
 MAX_TEXT = 1 << 16  # characters of an added token
@@ -167,8 +173,9 @@ def _add(declared: DeclaredTokens, tree: Tree, token_to_id: dict[str, int]) -> N
 
 
 def _definition(label: str, tree: Tree, declared: DeclaredTokens, token_to_id: dict[str, int]) -> TokenizerDefinition:
-    inferred = dict(zip(("bos_token", "eos_token"), inferred_tokens(tree), strict=True))
-    bos, eos = (declared.texts.get(role) if role in declared.roles else inferred[role] for role in inferred)
+    before, after = inferred_tokens(tree)
+    bos = declared.role("bos_token", before, WELL_KNOWN_BOS)
+    eos = declared.role("eos_token", after, WELL_KNOWN_EOS)
     bos_id, eos_id = (None if token is None else token_to_id[token] for token in (bos, eos))
     special = {bos, eos} | declared.special
     for token in tree["added_tokens"]:

@@ -15,6 +15,7 @@ from typing import Any
 import msgspec
 
 from zephon.columns.faults import reason_of
+from zephon.data.formats.content import LFS_POINTER
 from zephon.errors import TokenizerError
 from zephon.tokenizer.specials import CONFIG, ROLES, declared_tokens
 
@@ -183,6 +184,8 @@ def _read(path: Path, limit: int) -> bytes:
         ) from None
     if len(data) > limit:
         raise TokenizerError(f"'{path}' has more than {limit >> 20} MiB; expected a smaller file of this kind.")
+    if data.startswith(LFS_POINTER):
+        raise TokenizerError(f"'{path}' is a pointer of Git LFS to the file; get the file itself with: git lfs pull")
     return data
 
 

@@ -20,8 +20,9 @@ from zephon.errors import TokenizerError
 CONFIG = "tokenizer_config.json"
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
+_PLAIN_CLASSES = ("PreTrainedTokenizerFast", "PreTrainedTokenizer", "TokenizersBackend")  # without tokens of their own
 
-# For a tokenizer.json that comes without any other file. The first one present wins.
+# For a tokenizer.json beside which no file declares tokens. The first one present wins.
 WELL_KNOWN_BOS = (
     "<|begin_of_text|>", "<s>", "<bos>", "<|bos|>", "<｜begin▁of▁sentence｜>", "<|startoftext|>", "[BOS]"
 )  # fmt: skip
@@ -93,7 +94,8 @@ class DeclaredTokens:
 
     `roles` are by name ("bos_token", "image_token"), None where a file says that there is none; `extra` special tokens
     without a name; `numbered` those with an id, which if `replaces` hold for tokens of tokenizer.json, too; `overruled`
-    those of a list that does not count beside another one.
+    those of a list that does not count beside another one. `infers` names the roles that come from tokenizer.json,
+    where they say nothing; `owner` is the class of transformers, or kind of model, that may have tokens of its own.
     """
 
     roles: dict[str, Declared | None]
@@ -101,6 +103,8 @@ class DeclaredTokens:
     numbered: dict[int, Declared]
     replaces: bool
     overruled: list[Declared]
+    infers: tuple[str, ...]
+    owner: str | None
 
     @property
     def texts(self) -> dict[str, str]:
@@ -112,6 +116,21 @@ class DeclaredTokens:
         """Every token with a role, or marked special."""
         tokens = [*self.extra, *(token for token in self.numbered.values() if token.special)]
         return {*self.texts.values(), *(token.content for token in tokens)}
+
+    def role(self, name: str, inferred: str | None, known: tuple[str, ...]) -> str | None:
+        """The text of BOS or EOS, or None; `inferred` from tokenizer.json, and `known` the names that it looks for."""
+        if name in self.roles:
+            return self.texts.get(name)
+        if not self.owner:
+            return inferred if name in self.infers else None
+        if inferred not in known:
+            return None
+        if name not in self.infers:
+            raise ValueError(
+                f"{name} is left out in {CONFIG}, where {self.owner} may have one of its own; name it there, as null "
+                "where there is none"
+            )
+        return inferred
 
     def in_order(self) -> list[tuple[int | None, Declared]]:
         """Ids, where there are some, and tokens, in the order in which transformers adds them."""
@@ -127,6 +146,12 @@ def declared_tokens(read: Callable[[str], Mapping[str, Any]]) -> DeclaredTokens:
     values = {**config, **more}
     roles = {name: values[name] for name in ROLES if name in values}
     roles |= {name: each for name, each in values.items() if name.endswith("_token") and isinstance(each, str | dict)}
+    owner = config.get("tokenizer_class")
+    silent = not (owner or replaces or legacy or {*roles, *_LISTS} & {*values})
+    if not owner and values:
+        model = read("config.json")
+        owner = model.get("tokenizer_class") or model.get("model_type")
+    owner = None if owner in _PLAIN_CLASSES else owner
     lists: list[list[Declared]] = []
     for file, key in product((config, more), _LISTS):
         if isinstance(entries := file.get(key), Mapping):
@@ -140,6 +165,9 @@ def declared_tokens(read: Callable[[str], Mapping[str, Any]]) -> DeclaredTokens:
         numbered=_tokens("added_tokens_decoder", config.get("added_tokens_decoder") or {}, dict[int, Declared]),
         replaces=replaces,
         overruled=[token for tokens in others for token in tokens if token not in extra],
+        # Older models, GPT-2 among them, name nothing; their EOS is always a well-known one.
+        infers=("eos_token",) if silent and owner else () if values else ROLES,
+        owner=owner,
     )
     # As there, not by "additional_special_tokens" of the map.
     special = {declared.texts.get(role) for role in ROLES}

@@ -11,10 +11,9 @@ of it; elsewhere what says where things lie is checked against the file, and fli
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +25,8 @@ from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, is_damage
 from zephon.data.columns import check_columns, physical_columns, sound_table, sound_type, with_paths
 from zephon.data.fetch import Spans
-from zephon.data.formats.sequential import SequentialBytes, codec_of
+from zephon.data.formats.content import other_content
+from zephon.data.formats.sequential import SequentialBytes
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError, ZephonError
 
@@ -35,20 +35,6 @@ RUN_BYTES = 1 << 20
 _RUN_ROWS = 1 << 16
 MAX_GROUP_ROWS = 2**40
 _SAMPLE_BYTES = 4096
-LFS_POINTER = b"version https://git-lfs"
-_WHOLE_JSON = re.compile(rb"\s*(\[\s*[\[{]|[\[{]\s*\n)")
-_ZSTD = b"\x28\xb5\x2f\xfd"
-# The first bytes of files that are not what their name says, the endings that say it, what they are, and the remedy.
-_CONTENTS = (
-    (LFS_POINTER, (), "a pointer of Git LFS to the file", "get the file itself with: git lfs pull"),
-    (b"\x1f\x8b", (".gz", ".tgz"), "compressed with gzip", "rename it to end with .gz"),
-    (_ZSTD, (".zst",), "compressed with zstd", "rename it to end with .zst"),
-    (b"BZh", (".bz2",), "compressed with bz2", "rename it to end with .bz2"),
-    (b"\xfd7zXZ", (), "compressed with xz", "compress it with gzip or zstd instead"),
-    (b"PK\x03\x04", (), "a zip archive", "unpack it"),
-    (b"\xff\xfe", (), "text in UTF-16", "convert it to UTF-8"),
-    (b"\xfe\xff", (), "text in UTF-16", "convert it to UTF-8"),
-)
 # The column of formats that hold token ids and nothing else.
 TOKENS = "tokens"
 
@@ -274,8 +260,8 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
     """
     try:
         yield
-    except Damaged as error:
-        if other := "" if where else _other_content(file):
+    except Damaged as error:  # one with a rest is of single rows, so it is the format's to say what they are
+        if other := "" if where or error.rest is not None else other_content(file):
             raise DataError(other) from error
         raise
     except ZephonError:
@@ -284,7 +270,7 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
         lines = str(error).splitlines()
         reason = " ".join((lines[0] if lines else type(error).__name__).split()).rstrip(". ")
         what = f"'{file.path}'{where} cannot be read as {fmt} ({reason})"
-        if other := "" if where else _other_content(file):
+        if other := "" if where else other_content(file):
             raise DataError(other) from error
         if is_damage(error):
             remedy = "the file is truncated, damaged or of another format, so restore it or leave it out"
@@ -298,24 +284,6 @@ def corrupt_data_errors(file: StoredFile, fmt: str, where: str = "") -> Iterator
                 f"{type(error).__name__} is an error of the program, not of the file, so check the libraries' versions"
             )
         raise DataError(f"{what}: {remedy}") from error
-
-
-def _other_content(file: StoredFile) -> str:
-    """What a file holds by its first bytes, for messages, where its name promises something else; else ""."""
-    with suppress(ZephonError), file.open() as handle:
-        head, codec = bytes(handle.read_at(min(file.size, 64), 0)), codec_of(file.path)
-        for mark, endings, what, remedy in _CONTENTS:
-            if head.startswith(mark) and not any(ending in file.path.lower() for ending in endings):
-                return f"'{file.path}' is {what}, which its name does not say; {remedy}"
-        if head.startswith(_ZSTD) and len(head) > 5 and not head[4] & 0x20:  # RFC 8878, 3.1.1.1
-            window = (8 + (head[5] & 7)) << (7 + (head[5] >> 3))
-            if window > 128 << 20:  # which decompressors do not take on without being asked to
-                return f"'{file.path}' has zstd windows of {window >> 20:,} MiB; expected at most 128. Use --long=27"
-        if codec is None and _WHOLE_JSON.match(head):
-            return f"'{file.path}' is one JSON value; expected a line per row. Write them with jq -c '.[]' FILE"
-        if codec is not None and head[:1] in (b"{", b"["):
-            return f"'{file.path}' is not compressed, though its name says {codec}; rename it"
-    return ""
 
 
 def run_bounds(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:

@@ -29,6 +29,7 @@ from zephon.columns.damage import Damaged, rescued, shown_value
 from zephon.columns.template import is_rounded, number_text, template_of, text_name
 from zephon.data.columns import common_types, has_column, missing_column, physical_columns, readings_in_full
 from zephon.data.formats.base import Format, Group, Shard, ShardReader, ShardScan, corrupt_data_errors
+from zephon.data.formats.content import require_json_lines
 from zephon.data.formats.sequential import CODECS, codec_of, open_stream
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
@@ -90,7 +91,11 @@ class JsonLines(Format):
                 lines = lines if offset else _head(run)
                 offset += len(run)
             name = digest.hexdigest()[:32]
-            return _with_rest(lambda skips: ShardScan(name, _columns(file, lines, size_column, is_text, skips), groups))
+
+            def scan(skips: bool) -> ShardScan:
+                return ShardScan(name, _columns(file, lines, size_column, is_text, skips), groups)
+
+            return _with_rest(scan, file, lines)
 
     def columns_of(self, file: StoredFile) -> dict[str, str | None]:
         with corrupt_data_errors(file, self.name), closing(_runs(file)) as runs:
@@ -100,7 +105,7 @@ class JsonLines(Format):
                 kinds = _kinds_of(_parsed(lines, file, skips))
                 return {key: "json" if kind == "null" else kind for key, kind in kinds.items()}
 
-            return _with_rest(columns)
+            return _with_rest(columns, file, lines)
 
     def open(
         self,
@@ -112,13 +117,22 @@ class JsonLines(Format):
         return _JsonLinesReader(file, columns, text_column, kinds)
 
 
-def _with_rest(read: Callable[[bool], _Result]) -> _Result:
+def _with_rest(read: Callable[[bool], _Result], file: StoredFile, lines: Sequence[bytes]) -> _Result:
     """`read(False)`; a `Damaged` that it raises can give `read(True)`, which passes over rows that are no good."""
     try:
         return read(False)
     except Damaged as error:
+        require_json_lines(file, lines, _is_object)
         error.rest = lambda: read(True)
         raise
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        _object(line.strip(_SPACE))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        return False
+    return True
 
 
 class _JsonLinesReader(ShardReader):
@@ -192,6 +206,8 @@ def _runs(file: StoredFile) -> Generator[tuple[memoryview | bytearray, int]]:
             if long or not end:
                 long += view[: end or filled]
                 if len(long) - long.endswith(b"\n") > _MAX_LINE_BYTES:
+                    if not row:
+                        require_json_lines(file, [bytes(long[:_SHOWN_BYTES])], _is_object)
                     _refuse(
                         file,
                         row,

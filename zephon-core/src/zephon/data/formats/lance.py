@@ -21,6 +21,7 @@ import pyarrow as pa
 from zephon.data.columns import top_level
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format, Group, Groups, Shard, library, run_bounds
+from zephon.data.formats.content import content_by_mark
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
 
@@ -68,6 +69,7 @@ class Lance(Format):
 class _LanceShard(Shard):
     def __init__(self, file: StoredFile) -> None:
         super().__init__(file)
+        _refuse_other_content(file.path)
         self._folder, self._name = _folder(file.path), os.path.basename(file.path)
         self.schema = _dataset(self._folder, None, file.mtime_ns)[0].schema
 
@@ -112,6 +114,9 @@ def _check_complete(folder: str, stamp: int) -> None:
     except DataError:
         raise
     except Exception:
+        for name in os.listdir(versions := os.path.join(folder, "_versions")):
+            if name.endswith(".manifest"):
+                _refuse_other_content(os.path.join(versions, name))
         return  # damaged: every file's scan says so, with the file
     files = {file.path for fragment in fragments.values() for file in fragment.metadata.files}
     if missing := sorted(files - set(os.listdir(os.path.join(folder, "data")))):
@@ -119,6 +124,13 @@ def _check_complete(folder: str, stamp: int) -> None:
             f"'{os.path.join(folder, 'data', missing[0])}' is not there, and version {dataset.version} of its "
             "Lance dataset is made of it; restore the file, or write the dataset anew"
         )
+
+
+def _refuse_other_content(path: str) -> None:
+    """Raises `DataError` for a file that is a pointer to the real one, or of another kind."""
+    with open(path, "rb") as file:
+        if other := content_by_mark(file.read(64), path):
+            raise DataError(other)
 
 
 def _folder(path: str) -> str:

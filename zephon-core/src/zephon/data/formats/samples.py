@@ -23,6 +23,7 @@ from zephon.columns.arrow import bool_array, int64_array
 from zephon.data.columns import top_level
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Group, Groups, Shard, read_exactly, run_groups, sample_digest, token_lists
+from zephon.data.formats.content import other_content
 from zephon.data.formats.sequential import open_stream
 from zephon.data.storage import Listing, StoredFile
 from zephon.errors import DataError
@@ -174,7 +175,8 @@ def read_index(index: StoredFile, what: str, parse: Callable[[Any], Any]) -> Any
         raise
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         reason = str(error)[:100]
-        raise DataError(f"'{index.path}' is no index of {what}, or damaged ({reason}); restore or remove it") from error
+        said = f"'{index.path}' is no index of {what}, or damaged ({reason}); restore or remove it"
+        raise DataError(other_content(index) or said) from error
 
 
 def select_indexed(

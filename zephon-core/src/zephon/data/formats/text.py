@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
-from zephon.data.formats.base import LFS_POINTER, Format, Group, Groups, Shard, read_exactly
+from zephon.data.formats.base import Format, Group, Groups, Shard, read_exactly
+from zephon.data.formats.content import LFS_POINTER
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 

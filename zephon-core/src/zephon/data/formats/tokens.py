@@ -27,7 +27,6 @@ import pyarrow as pa
 
 from zephon.data.formats import base
 from zephon.data.formats.base import (
-    LFS_POINTER,
     TOKENS,
     Format,
     Group,
@@ -38,6 +37,7 @@ from zephon.data.formats.base import (
     sample_digest,
     token_lists,
 )
+from zephon.data.formats.content import LFS_POINTER, other_content
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError
 
@@ -81,7 +81,8 @@ class NumpyTokens(Format):
             head = io.BytesIO(read_exactly(handle, 0, min(_MAX_HEADER_BYTES, file.size), file.size))
         if not head.getvalue().startswith(_NUMPY_MARK):
             raise DataError(
-                f"'{file.path}' does not begin as an .npy file; if it holds plain numbers without a header, say "
+                other_content(file)
+                or f"'{file.path}' does not begin as an .npy file; if it holds plain numbers without a header, say "
                 'which with fmt = "uint16" or "uint32"'
             )
         is_first = np.lib.format.read_magic(head) == (1, 0)
