@@ -115,6 +115,11 @@ def test_several_workers_are_refused_with_the_reason(tiny_tokenizer, monkeypatch
         iter(build(tiny_tokenizer).torch_dataset())
 
 
+def test_an_option_that_is_none_is_refused_at_once(tiny_tokenizer):
+    with pytest.raises(PipelineError, match='unknown option of torch_dataset "batch_size"'):
+        build(tiny_tokenizer).torch_dataset(batch_size=3)
+
+
 @pytest.mark.parametrize("size", [{}, {"batch_size": 3}])
 def test_batches_of_batches_and_a_bare_pipeline_are_refused_with_the_remedy(tiny_tokenizer, size):
     for loader in (DataLoader, StatefulDataLoader):

@@ -109,7 +109,7 @@ def test_output_that_is_no_terminal_has_plain_lines(zephon, corpus):
 
 BAD_STREAMS = {
     "--microbatch-size 3 --global-batch 8": r"--microbatch-size is 3; expected a divisor of the 8 rec.* 1, 2, 4, 8",
-    "--microbatch-size 2 --global-batch 8 --dp-degree 3": r"8 lanes .* do not divide among 3",
+    "--microbatch-size 2 --global-batch 8 --dp-degree 3": r"--global-batch is 8; expected a multiple of the 3 groups",
     "--microbatch-size 4 --canonical-replicas 8 --dp-degree 3": r"8 lanes .* do not divide among 3",
     "--microbatch-size 4 --canonical-replicas 8 --dp-degree 2 --dp-rank 2": r"dp_group_id is 2",
     "--microbatch-size 4 --dp-degree 2": r"canonical_replicas",
@@ -171,9 +171,7 @@ def test_help_and_version_are_short(zephon):
     assert zephon("--version")[1].startswith("zephon 0.")
 
 
-@pytest.mark.parametrize(
-    ("ready", "words"), [(1, r"\(([\d.]+)(k|M) tokens/s\)$"), (1 << 20, r"start and filling included\)$")]
-)
+@pytest.mark.parametrize(("ready", "words"), [(1, r"\(([\d.]+)(k|M) tokens/s\)$"), (1 << 20, r"filling included\)$")])
 def test_the_speed_counts_from_behind_what_was_ready_with_the_first_batch(zephon, corpus, monkeypatch, ready, words):
     monkeypatch.setattr("zephon.config.options._READY_BYTES", ready)
     recipe = corpus / "unshuffled.toml"
@@ -189,3 +187,13 @@ def test_the_speed_counts_from_behind_what_was_ready_with_the_first_batch(zephon
     match = re.search(words, out.splitlines()[0])
     assert match and " tokens in 10" in out
     assert ready > 1 or float(match[1]) * {"k": 1e3, "M": 1e6}[match[2]] > 40 * 2 * 33 / 10
+
+
+@pytest.mark.parametrize("option", ["--ledger", "--flush-index", "--checkpoint", "--restore"])
+def test_a_store_is_no_folder_of_the_command(zephon, corpus, tmp_path, monkeypatch, option):
+    monkeypatch.chdir(tmp_path)
+    sizes = ["--tokenizer", corpus / "tokenizer", "--seq-len", 32, "--microbatch-size", 2, "--steps", 1]
+    code, _, err = zephon("stream", corpus / "recipe.toml", *sizes, option, "s3://bucket/run")
+    assert code == 2
+    assert f"{option[2:]} is 's3://bucket/run'; expected a path on this machine, not a store" in err
+    assert not any(tmp_path.iterdir())

@@ -226,7 +226,11 @@ def test_a_wrong_line_is_refused_with_file_key_value_and_expectation(tmp_path: P
         ),
         (
             f"{ONE_SOURCE}weight = 0\n",
-            'FILE: the weight of "a" is 0.0 and all weights add up to 0.0; expected shares above 0.',
+            'FILE: the weight of "a" is 0.0 and all weights add up to 0.0; expected shares above 1e-15, or 0.',
+        ),
+        (
+            f'{ONE_SOURCE}weight = 1e-300\n[[sources]]\nname = "b"\npath = "b"\n',
+            'FILE: the weight of "a" is 1e-300 and all weights add up to 1.0; expected shares above 1e-15, or 0.',
         ),
         (f"{ONE_SOURCE}wieght = 1.0\n", 'FILE: source 1 ("a"): unknown key "wieght". Did you mean "weight"?'),
         (f"{ONE_SOURCE}zzz = 1\n", 'unknown key "zzz". Expected one of '),

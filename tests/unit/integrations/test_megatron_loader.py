@@ -258,9 +258,9 @@ class TestOptions:
             check_folders(args)
 
     def test_that_name_no_difference_of_data_are_refused(self):
-        words = 'unknown name of a change in --zephon-allow-changes "sed". Did you mean "seed"'
+        words = 'unknown name of a change in --zephon-allow-changes "shufle". Did you mean "shuffle"'
         with pytest.raises(CheckpointError, match=words):
-            check_options(args_of("--zephon-allow-changes=seed, sed"))
+            check_options(args_of("--zephon-allow-changes=seed, shufle"))
         check_options(args_of("--zephon-allow-changes=seed, dataset web ,tokens_per_row"))
 
     def test_that_megatron_cannot_do_with_virtual_stages_are_refused(self):

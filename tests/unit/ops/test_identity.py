@@ -83,6 +83,7 @@ VALUES = {
 # One place in each, @@, changes what F does.
 SOURCES = {
     "a function": "def F(row): return row + @@",
+    "which lambda of a line": "F = [(lambda row: row + 1), (lambda row: row + 2)][@@ % 2]",
     "a lambda's later line": "F = keep(\n    lambda row: row['a'] > 1\n    and row['b'] < @@\n)",
     "what is wrapped": """
         def deco(f):

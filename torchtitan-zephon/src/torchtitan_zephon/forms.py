@@ -17,6 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import torch
+
 from torchtitan_zephon.vision import VisionForm
 from zephon import DataError, PipelineError, SampleBatch
 
@@ -81,6 +84,8 @@ class Form:
             vision="packed" if self.flat else "padded",
             return_mrope_positions=self.vision is not None and self.vision.mrope,
         )
+        if batch.block.positions is not None:
+            _restart(fields["positions"].view(len(batch), -1), batch.block)
         labels = fields.pop("labels")
         if self.vision is not None:
             mask = fields["padding_mask"] if self.counts else fields.pop("padding_mask")
@@ -89,6 +94,16 @@ class Form:
             fields["input"][mask & (shown == 0)] = ids["pad_id"]  # the image of always_image is in the padding
             fields = _with_images(fields, self.vision)
         return fields, labels
+
+
+def _restart(positions: Any, block: Any) -> None:
+    """Count positions that come with the data from 0 at every part of a document: where they are not 0, TorchTitan's
+    masks see no new document."""
+    record, place = (torch.from_numpy(np.ascontiguousarray(each)).long() for each in block.starts())
+    record, place = record[place < positions.shape[1]], place[place < positions.shape[1]]
+    at = record * positions.shape[1] + place
+    counts = torch.diff(at, append=torch.tensor([positions.numel()]))
+    positions -= torch.repeat_interleave(positions[record, place], counts).view_as(positions)
 
 
 class _Ids(dict[str, int]):

@@ -11,6 +11,7 @@ state = loader.state_dict()
 from __future__ import annotations
 
 import copy
+import inspect
 import mmap
 import multiprocessing.context
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 
+from zephon.batch import SampleBatch
+from zephon.config.keys import refuse_unknown
 from zephon.errors import PipelineError
 
 __all__ = ["PipelineDataset"]
@@ -51,6 +54,8 @@ class PipelineDataset(IterableDataset[dict[str, Any]]):
     """
 
     def __init__(self, pipeline: Any, **to_training: Any) -> None:
+        known = inspect.signature(SampleBatch.to_training).parameters
+        refuse_unknown(to_training, [*known][1:], "option of torch_dataset", PipelineError)
         self._pipeline = pipeline
         self._to_training = to_training
         # Shared with forked workers: 1 once a worker process iterates the pipeline.

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import re
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from zephon import __version__
 from zephon.cli.index import index
@@ -16,7 +18,21 @@ from zephon.cli.plan import plan
 from zephon.cli.show import show
 from zephon.cli.stream import stream
 from zephon.cli.verify import verify
-from zephon.errors import ZephonError
+from zephon.errors import DataError, ZephonError
+
+
+class _Command(TyperCommand):
+    """Refuses stores where a path on this machine is needed: as a `Path` they name a folder below this one."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        rest: list[str] = super().parse_args(ctx, args)
+        for name, value in ctx.params.items():
+            if isinstance(value, Path) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(value)):
+                raise DataError(
+                    f"{name.replace('_', '-')} is {str(value).replace(':/', '://', 1)!r}; expected a path on this "
+                    "machine, not a store. Name a folder or file here."
+                )
+        return rest
 
 
 class _Group(TyperGroup):
@@ -67,4 +83,4 @@ def _main(
 
 
 for command in (stream, plan, index, show, verify):
-    app.command(command.__name__)(command)
+    app.command(command.__name__, cls=_Command)(command)

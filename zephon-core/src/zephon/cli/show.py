@@ -106,6 +106,11 @@ def show(
             raise DataError(f"{state} is of the run that {recipe} takes over from; pass a state of a later step.")
     if place.awaits_state:
         raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
+    if state and not account and place.cursor < end:
+        print(
+            f"warning: {state} was taken before step {last} had ended, so it does not tell what was trained on later.",
+            file=sys.stderr,
+        )
     if not (state or account):
         print(
             "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, pass "
@@ -138,7 +143,7 @@ def show(
             break
     pipeline.close()
     if shown < last:
-        raise DataError(f"{config.origin}: the data ends before step {last}; name an earlier one.")
+        raise DataError(f"{config.origin}: the data ends before step {last}; the last step is {shown}.")
 
 
 def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: Ledger | None) -> list[dict[str, Any]]:
@@ -158,8 +163,8 @@ def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: L
         if account and line["trained"]:
             if account.digests[at].tobytes() != digests[i]:
                 raise DataError(
-                    f"record {number} of step {step} is not what {account.name} has: recipe, data or tokenizer are "
-                    f"others than those of the run, which had {account.documents(number)}.{changed}"
+                    f"record {number} of step {step} is not what {account.name} has: recipe, data, tokenizer or "
+                    f"--seq-len are others than those of the run, which had {account.documents(number)}.{changed}"
                 )
             groups, size = account.groups[at].tolist()
             line["rank"], inner = divmod(number % lanes, lanes // groups)

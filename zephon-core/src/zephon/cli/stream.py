@@ -77,6 +77,10 @@ def stream(
 ) -> None:
     """Stream training batches, and print speed, mixture and what was left out."""
     config = DataRecipe.from_toml(recipe)
+    if global_batch is not None and global_batch % dp_degree:
+        raise TopologyError(
+            f"--global-batch is {global_batch}; expected a multiple of the {dp_degree} groups of --dp-degree."
+        )
     # Without a global batch, a step is a batch.
     share = microbatch_size if global_batch is None else global_batch // dp_degree
     per_step, rest = divmod(share, microbatch_size)
@@ -115,7 +119,7 @@ def stream(
             if steps is not None and run.batches < steps * per_step:
                 raise DataError(
                     f"the data ended after {plural(run.batches // per_step, 'step')}, before the checkpoint after "
-                    f"step {steps}; lower --steps."
+                    f"step {steps}; lower --steps (of zephon verify: --resume-at)."
                 )
             write_state(checkpoint, dp_rank, dp_degree, pipeline.checkpoint())
         if kill_after is not None:
@@ -188,7 +192,7 @@ class _Run:
         shuffle = compiled.operators.shuffle
         self._filling = compiled.ready_records + (shuffle.buffer_size if shuffle else 0)
         self._records = self._tokens = 0
-        self._first_after = 0.0
+        self._first_after = self._opening = 0.0
         self._steady: tuple[float, int] | None = None  # time and tokens once the filling is consumed
         self._begun = time.perf_counter()
 
@@ -207,7 +211,8 @@ class _Run:
                     live.tick()
 
     def _add(self, batch: SampleBatch) -> None:
-        self._first_after = self._first_after or time.perf_counter() - self._started
+        now = time.perf_counter()
+        self._first_after, self._opening = self._first_after or now - self._started, self._begun - self._started
         self.batches += 1
         self._records += len(batch)
         self._tokens += int(batch.lengths.sum())
@@ -217,7 +222,7 @@ class _Run:
     def _speed(self) -> str:
         now = time.perf_counter()
         if self._steady is None or self._tokens == self._steady[1]:
-            return f"{count(self._tokens / (now - self._begun))} tokens/s, start and filling included"
+            return f"{count(self._tokens / (now - self._begun))} tokens/s, filling included"
         return f"{count((self._tokens - self._steady[1]) / (now - self._steady[0]))} tokens/s"
 
     def _line(self) -> str:
@@ -234,7 +239,7 @@ class _Run:
             f"tokens in {seconds:.2f} s ({self._speed()})"
         )
         if self._first_after:
-            print(f"first batch after {self._first_after:.2f} s, opening the data included")
+            print(f"first batch after {self._first_after:.2f} s, of which opening the data took {self._opening:.2f} s")
         rows = []
         for name, each in self._pipeline.mixture().items():
             counts = f"{each.given:,}", f"{each.rows:,}", f"{each.skipped:,}", f"{each.passes:.2f}"

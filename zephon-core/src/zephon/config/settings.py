@@ -29,6 +29,7 @@ from zephon.config.keys import (
 from zephon.errors import RecipeError
 
 SpecialTokens = Literal["auto", "bos_eos", "bos", "eos", "none"]
+_LEAST_SHARE = 1e-15
 ChatLoss = Literal["assistant", "last_assistant", "all"]
 
 
@@ -209,12 +210,13 @@ class Stage:
 
 
 def check_weights(weights: Mapping[str, float]) -> None:
-    """Refuse weights that are all 0, or of which the sum is infinite or dwarfs one."""
+    """Refuse weights that are all 0, or of which the sum is infinite or dwarfs one: lanes count shares in 2**-48."""
     total = sum(weights.values())
     for name, weight in weights.items():
-        if not total or (weight and not weight / total > 0):
+        if not total or (weight and not weight / total > _LEAST_SHARE):
             raise RecipeError(
-                f"the weight of {quote(name)} is {weight} and all weights add up to {total}; expected shares above 0."
+                f"the weight of {quote(name)} is {weight} and all weights add up to {total}; expected shares above "
+                f"{_LEAST_SHARE:g}, or 0."
             )
 
 

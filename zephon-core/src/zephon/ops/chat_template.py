@@ -73,6 +73,8 @@ class ChatTemplate:
             raise
         except Exception as error:  # a template can make Python raise nearly anything
             reason = " ".join(str(error).split())[:200]
+            if "strftime_now" in reason:
+                reason += " (set chat_date, the date that templates see)"
             raise TemplateFailure(f"the template fails: {type(error).__name__}: {reason}") from None
         return _without_marks(text) if self.marks_generation else (text, [])
 

@@ -117,7 +117,8 @@ def _sources(value: Any, opaque: set[str]) -> list[tuple[str, str]]:
 
 
 def _source(value: Any) -> str:
-    """Source text of a function or class, of a lambda the lines that it stands on; OSError where there is none."""
+    """Source text of a function or class, of a lambda the lines that it stands on, and what it is of them where they
+    have several; OSError where there is none."""
     # The code of a wrapper made by functools.wraps; the wrapper itself would give the source of what it wraps.
     code = getattr(value, "__code__", value)
     if isinstance(value, type) or value.__name__ != "<lambda>":
@@ -126,4 +127,8 @@ def _source(value: Any) -> str:
     lines = linecache.getlines(code.co_filename)[code.co_firstlineno - 1 : last]
     if not lines:
         raise OSError
-    return textwrap.dedent("".join(lines))
+    text = textwrap.dedent("".join(lines))
+    if text.count("lambda") == 1:
+        return text
+    places = [place for place in code.co_positions() if None not in place and place[2] != place[3]]
+    return f"{text}{min(places)} to {max(place[1::2] for place in places)}"

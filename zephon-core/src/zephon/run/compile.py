@@ -165,7 +165,10 @@ class Compiled:
         again = f"the rows of {read.repeated:,} records, used since lanes could be entered, come again."
         cost = f"No row is lost then, but what the new packing leaves out; {again} "
         where = "the state was taken with other data"
-        told: dict[str, Any] = {"remedy": remedy, "cost": cost, "explain": self.describe_growth}
+        # Weights before and after a schedule are not of one kind.
+        told: dict[str, Any] = {"remedy": remedy, "cost": cost}
+        if "schedule" not in {**read.fingerprint, **self.fingerprint}:
+            told["explain"] = self.describe_growth
         accepted = check_fingerprint(read.fingerprint, self.fingerprint, allow=allow, where=where, **told)
         for change in accepted:
             _log.warning("the data differ from those of the state, as %s says: %s", remedy, change)

@@ -273,7 +273,9 @@ def check_allowed(
     """Refuse names of changes that cannot occur; without `fingerprints`, while no state is known, any dataset may."""
     known = sorted({*FINGERPRINT_NAMES, *(name for each in fingerprints or () for name in each)})
     names = [name for name in sorted(allow) if fingerprints is not None or not name.startswith("dataset ")]
-    refuse_unknown(names, known, f"name of a change in {remedy}", CheckpointError)
+    acceptable = [name for name in known if FINGERPRINT_NAMES.get(name, _OTHER_TOKENS) in (_SAME, _OTHER_TOKENS)]
+    unknown = [name for name in names if name not in known]
+    refuse_unknown(unknown, acceptable, f"name of a change in {remedy}", CheckpointError)
 
 
 def check_ranks_agree(fingerprints: Mapping[int, Mapping[str, Any]]) -> None:
