@@ -149,7 +149,7 @@ ALMOST: dict[str, tuple[dict[str, Any], str]] = {
     "split": ({"split_special_tokens": True}, "split_special_tokens in tokenizer_config.json of .* is true"),
     "whole words": ({"eos_token": {**typed("<e>"), "single_word": True}}, '"<e>" .* is single_word, and transformers'),
     "after tokens of a class": (
-        {"tokenizer_class": "GPTNeoXTokenizerFast", "bos_token": END, "image_token": "<e>"},
+        {"tokenizer_class": "GPTNeoXTokenizerFast", "eos_token": END, "image_token": "<e>"},
         "'<e>' is declared without an id beside GPTNeoXTokenizerFast",
     ),
     "role and role": ({"image_token": {**typed("<e>"), "lstrip": True}}, "'<e>' is declared twice, with different"),
@@ -164,11 +164,14 @@ ALMOST: dict[str, tuple[dict[str, Any], str]] = {
 def test_tokens_that_transformers_finds_elsewhere_are_refused_in_templates(
     tmp_path: Path, config: dict, message: str
 ) -> None:
-    folder = save(tmp_path, gpt2(), tokenizer_config=FAST | {"bos_token": None, "eos_token": "<e>"} | config)
-    template = "{% for m in messages %}x{{ eos_token }}y {{ m.content }}{{ eos_token }}{% endfor %}"
-    theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
-    ids = theirs.apply_chat_template(TALK, chat_template=template, return_dict=True)["input_ids"]
-    assert ids.count(1500) < 4 or theirs.added_tokens_decoder[1500].lstrip or theirs.added_tokens_decoder[1500].rstrip
+    template = "{% for m in messages %}x<e>y {{ m.content }} <e> {% endfor %}"
+    plain = FAST | {"bos_token": None, "eos_token": "<e>"}
+    ids = []
+    for name, each in (("plain", plain), ("other", plain | config)):
+        folder = save(tmp_path / name, gpt2(), tokenizer_config=each)
+        theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+        ids.append(theirs.apply_chat_template(TALK, chat_template=template, return_dict=True)["input_ids"])
+    assert ids[0] != ids[1]
     with pytest.raises(ZephonError, match=message):
         TokenizeChat(folder, "messages", chat_template=template).encoder(load_tokenizer(folder), None, None)
 
@@ -309,9 +312,7 @@ def test_chat_templates_are_those_of_transformers_or_refused(tmp_path: Path, con
     try:
         wanted = [theirs.apply_chat_template(TALK, tools=tools, tokenize=False) for tools in (None, TOOLS)]
     except ValueError:
-        with pytest.raises(
-            ZephonError, match='has no default .*, only tool_use; pass chat_template, such as "tool_use", or the'
-        ):
+        with pytest.raises(ZephonError, match=r'no default .*, only tool_use; pass chat_template, such as "tool_use"'):
             chat_templates(folder, None, None)
         return
     for source in (folder, theirs):

@@ -159,8 +159,8 @@ def _add(declared: DeclaredTokens, tree: Tree, token_to_id: dict[str, int]) -> N
             continue
         if number is None and declared.owner and content not in token_to_id:
             raise ValueError(
-                f"token {content[:40]!r} is declared without an id beside {declared.owner}, which may add tokens of its "
-                "own before it; save what AutoTokenizer loads"
+                f"token {content[:40]!r} is declared without an id beside {declared.owner}, which may add tokens "
+                "of its own before it; save what AutoTokenizer loads"
             )
         new_id = token_to_id.setdefault(content, next_id)
         next_id = max(next_id, new_id + 1)
