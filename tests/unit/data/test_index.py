@@ -25,7 +25,7 @@ def test_a_scan_that_fails_goes_on_where_it_was(tmp_path, opened):
     broken = tmp_path / "data/15.jsonl"
     broken.write_text("no JSON\n")
     dataset = Dataset.from_path("x", tmp_path / "data")
-    with pytest.raises(DataError, match=r"15\.jsonl' row 0"):
+    with pytest.raises(DataError, match=r"15\.jsonl' is no JSON lines"):
         dataset.scan("text", index_dir=tmp_path / "index", threads=2)
     opened.clear()
     write_shard(broken, ["repaired"])

@@ -58,13 +58,38 @@ def test_what_is_about_a_dataset_or_a_model_is_passed_over_beside_the_data(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("others", "warns"), [(["test/a"], True), (["validation-0"], True), (["train/b", "x/c"], False)]
+    ("others", "warns"),
+    [
+        (["test/a"], True),
+        (["validation-0"], True),
+        (["train/b", "x/c"], True),
+        (["train/b"], False),
+        (["heldout"], True),
+    ],
 )
 def test_a_folder_with_several_splits_is_read_with_a_warning(tmp_path, caplog, others, warns):
     for name in ["train/a" if "/" in others[0] else "train-0", *others]:
         write_shard(tmp_path / f"{name}.jsonl", ["row"])
     assert len(texts_of(open_path(tmp_path))) == 1 + len(others)
-    assert ("holds the splits ['train', '" in caplog.text) == warns
+    assert ("and all are read; name files or a folder" in caplog.text) == warns
+
+
+@pytest.mark.parametrize(
+    ("names", "card", "warns"),
+    [
+        (["data/train_sft-00000-of-00001", "data/test_sft-00000-of-00001"], "", True),
+        (["a", "b"], "data_files: a.jsonl", True),
+        (["a", "b"], "data_files:\n  - split: train\n    path: '*.jsonl'", False),
+        (["a", "b"], "data_files:\n  - split: train\n    path:\n    - a.jsonl\n    - b.jsonl", False),
+        (["a", "b"], "license: mit", False),
+    ],
+)
+def test_a_clone_is_read_with_a_warning_where_datasets_reads_fewer_files(tmp_path, caplog, names, card, warns):
+    for name in names:
+        write_shard(tmp_path / f"{name}.jsonl", ["row"])
+    (tmp_path / "README.md").write_text(f"---\nconfigs:\n- config_name: default\n  {card}\n---\n# Data\n")
+    assert len(texts_of(open_path(tmp_path))) == 2
+    assert ("and all are read; name files or a folder" in caplog.text) == warns
 
 
 @pytest.mark.parametrize(

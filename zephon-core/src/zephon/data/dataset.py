@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -24,7 +24,7 @@ from zephon.data.formats.registry import format_named, select_format
 from zephon.data.index import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
-from zephon.data.splits import split_files
+from zephon.data.splits import split_warning
 from zephon.data.storage import WINDOW_BYTES, Listing, is_remote, list_files, local_path
 from zephon.data.store import shown
 from zephon.errors import DataError, RecipeError
@@ -298,8 +298,8 @@ class Dataset:
         with self._listed(index_dir) as (found, path):
             fmt, listing = select_format(found, self.fmt, path, spans)
             some = listing.names[:: len(listing.names) // 10_000 + 1]
-            if warns and len(splits := split_files(some)) > 1 and "train" in splits:
-                _log.warning("'%s' holds the splits %s, and all are read; name files or a folder", path, [*splits])
+            if warns and (others := split_warning(some, _card(found))):
+                _log.warning("'%s' %s, and all are read; name files or a folder", path, others)
             known_as = str(self.path) if is_remote(str(self.path)) else path
             shards, kinds = scan_shards(
                 listing, fmt, known_as, size_column, index_dir, is_text, threads=threads, progress=progress, lost=lost
@@ -307,3 +307,11 @@ class Dataset:
         if is_text:
             require_somewhere(size_column, kinds, path, is_exact=False)
         return fmt, listing, Catalog.from_shards(self.name, fmt, shards, listing.pin), kinds, path
+
+
+def _card(found: Listing) -> str:
+    """The head of the README.md of a folder on this machine, else ""."""
+    if found.sources is None and "README.md" in found.names:
+        with suppress(OSError), open(os.path.join(found.root, "README.md"), encoding="utf-8", errors="replace") as card:
+            return card.read(1 << 20)
+    return ""

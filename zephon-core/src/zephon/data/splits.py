@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatch
 
 _IGNORED = frozenset(
     ["README.md", "config.json", "dataset_info.json", "dataset_infos.json", "dummy_data.zip", "dataset_dict.json"]
@@ -34,6 +35,8 @@ _OTHERS = (
     "wmv wma ogm mxf nut mpeg avi mp4 mov mkv pdf nii"
 )
 _KINDS |= {f".{ending}": "" for ending in _OTHERS.split()}
+# What a card names as `data_files: PATTERN`, as `path: PATTERN`, or in a list below one of these.
+_CARD_FILES = re.compile(r"""^\s*(?:-\s+)?(?:(?:path|data_files):\s*|-\s+)["']?([^\s:"']+)["']?\s*$""", re.MULTILINE)
 _ABOUT = frozenset(["metadata.csv", "metadata.jsonl", "metadata.parquet"])
 _PREFERRED = (".parquet", ".jsonl", ".json", ".csv")
 
@@ -60,6 +63,22 @@ def split_files(names: Iterable[str]) -> Mapping[str, Sequence[str]]:
         if any(found.values()):
             return {split: files for split, files in found.items() if files}
     return {"train": names} if names else {}
+
+
+def split_warning(names: Sequence[str], card: str) -> str:
+    """What speaks against reading all of the data files `names` as one dataset, "" if nothing does.
+
+    `card` is the README.md of the folder. Where its head names data files, `datasets` reads no others.
+    """
+    splits = split_files(names)
+    if len(splits) > 1:
+        return f"holds the splits {[*splits]}"
+    of_split = {name for files in splits.values() for name in files}
+    head = card.split("\n---", 1)[0] if card.startswith("---") and "data_files:" in card else ""
+    patterns = _CARD_FILES.findall(head)
+    of_card = {name for name in names if not patterns or any(fnmatch(name, each) for each in patterns)}
+    others = [name for name in names if is_visible(name) and not (name in of_split and name in of_card)]
+    return f"holds '{others[0]}' and others beside the files of its split or card" if others else ""
 
 
 def readable_files(names: Iterable[str]) -> list[str]:

@@ -36,6 +36,7 @@ _CONTENTS = (
 # All values of the first key in one array, or by row number in one object, as pandas writes them.
 _COLUMNS = re.compile(rb'\{\s*"(?:[^"\\]|\\.)*"\s*:\s*[\[{]', re.DOTALL)
 _WIDE = re.compile(rb"(?:[\t\r\n -~](\0\0)?\0|\0(\0\0)?[\t\r\n -~]){2}")
+_OPENED = re.compile(rb"[\[{]|\[.*,|\{.*[\[{]")
 _BEGUN = re.compile(rb'\{\s*"(?!.*\}\s*\{\s*")', re.DOTALL)
 
 
@@ -76,10 +77,14 @@ def require_json_lines(file: StoredFile, lines: Sequence[bytes], is_object: Call
     path, text = file.path, b"\n".join(lines).removeprefix(b"\xef\xbb\xbf").lstrip()
     rows = [line for line in text.split(b"\n") if line.strip()]
     n_objects = sum(map(is_object, rows))
-    if not rows or (n_objects and (len(rows) > 1 or not _COLUMNS.match(text))):
+    if not rows:
         return
     head = rows[0].rstrip()
-    if n_objects:
+    is_columns = n_objects == len(rows) == 1 and _COLUMNS.match(text)
+    # The last element of an array is an object on its line where each has one; the others end with a comma.
+    if n_objects and not is_columns and (2 * n_objects > len(rows) or not _OPENED.fullmatch(head)):
+        return
+    if is_columns:
         what = "one JSON object with all values of a column under its key; expected a line per row"
         remedy = "Write a line per row, for example with pandas: to_json(FILE, orient='records', lines=True)"
     elif other := content_by_mark(head, path, codec_of(path) is not None):
