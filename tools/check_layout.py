@@ -22,7 +22,7 @@ raise it, in the commit that brings it: decoded data on disk 120, kept token rat
 templates as transformers has them 90, columns of all files 20, columns of all rows 90, JSON in templates 25, allocator
 15, a ledger of one run 60, steps around what is left out 20, sources read together 100, numbers that divide for
 trainers 45, encodings of text files and dots in keys 70, dates of JavaScript 15, steps as trainers count them 40, small
-shards opened once 40, progress and kept checks of a start 200, leaner batches 60, images 1,760., files of another
+shards opened once 40, progress and kept checks of a start 200, leaner batches 60, images 1,760, files of another
 kind under any name 70."""
 MAX_FILE_LINES = 500
 MAX_ROOMS = 12

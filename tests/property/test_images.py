@@ -103,6 +103,16 @@ def test_any_topology_and_resume_gives_the_same_batches(data, expected, dp):
         each.close()
 
 
+def test_a_state_inside_a_round_goes_on_there(data):
+    one = pipeline(data, runner="inline")
+    stream = iter(one)
+    next(stream)
+    state = one.checkpoint()
+    rest = [next(stream).digests for _ in range(4)]
+    resumed = iter(pipeline(data, runner="inline").restore(state))
+    assert [next(resumed).digests for _ in range(4)] == rest
+
+
 def test_batches_hold_the_images_of_their_placeholders(data):
     _, _, files = data
     one = pipeline(data)

@@ -51,6 +51,14 @@ def hub_model(hub: Path, name: str, **files: object) -> None:
     save(model / "snapshots" / COMMIT, gpt2(), **files)
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "shown"),
+    [(Tokenizer, "the class Tokenizer, no object"), ({"model": "x" * 9000}, "{'model': 'xxxxx"), (None, "None")],
+)
+def test_what_is_no_tokenizer_is_shown_in_short(tokenizer: object, shown: str) -> None:
+    assert error_of(tokenizer).startswith(f"the tokenizer is {shown}")
+
+
 def test_a_folder_and_its_tokenizer_json_are_the_same_tokenizer(tmp_path: Path) -> None:
     folder = save(tmp_path / "tok", gpt2())
     assert load_tokenizer(folder).content_hash == load_tokenizer(str(folder / "tokenizer.json")).content_hash

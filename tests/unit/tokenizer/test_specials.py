@@ -145,6 +145,37 @@ def test_what_no_file_declares_is_none_as_in_transformers_or_refused(
             )
 
 
+ALMOST: dict[str, tuple[dict[str, Any], str]] = {
+    "split": ({"split_special_tokens": True}, "split_special_tokens in tokenizer_config.json of .* is true"),
+    "whole words": ({"eos_token": {**typed("<e>"), "single_word": True}}, '"<e>" .* is single_word, and transformers'),
+    "after tokens of a class": (
+        {"tokenizer_class": "GPTNeoXTokenizerFast", "eos_token": END, "image_token": "<e>"},
+        "'<e>' is declared without an id beside GPTNeoXTokenizerFast",
+    ),
+    "role and role": ({"image_token": {**typed("<e>"), "lstrip": True}}, "'<e>' is declared twice, with different"),
+    "role and list": (
+        {"additional_special_tokens": [{**typed("<e>"), "rstrip": True}]}, "'<e>' is declared twice, with different"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(("config", "message"), ALMOST.values(), ids=ALMOST)
+def test_tokens_that_transformers_finds_elsewhere_are_refused_in_templates(
+    tmp_path: Path, config: dict, message: str
+) -> None:
+    template = "{% for m in messages %}x<e>y {{ m.content }} <e> {% endfor %}"
+    plain = FAST | {"bos_token": None, "eos_token": "<e>"}
+    ids = []
+    for name, each in (("plain", plain), ("other", plain | config)):
+        folder = save(tmp_path / name, gpt2(), tokenizer_config=each)
+        theirs = pytest.importorskip("transformers").AutoTokenizer.from_pretrained(folder)
+        ids.append(theirs.apply_chat_template(TALK, chat_template=template, return_dict=True)["input_ids"])
+    assert ids[0] != ids[1]
+    with pytest.raises(ZephonError, match=message):
+        TokenizeChat(folder, "messages", chat_template=template).encoder(load_tokenizer(folder), None, None)
+
+
 @functools.cache
 def tree_with(names: tuple[str, ...]) -> dict[str, Any]:
     tree = llama2()
@@ -187,7 +218,7 @@ def test_generated_folders_are_those_of_transformers_or_refused(tmp_path: Path, 
         try:
             read_definition(find_tokenizer(folder))
         except TokenizerError as error:
-            assert "is declared " in str(error)
+            assert "is declared " in str(error), str(error)
             refused += 1
         else:
             assert_as_in_transformers(folder)
@@ -281,7 +312,7 @@ def test_chat_templates_are_those_of_transformers_or_refused(tmp_path: Path, con
     try:
         wanted = [theirs.apply_chat_template(TALK, tools=tools, tokenize=False) for tools in (None, TOOLS)]
     except ValueError:
-        with pytest.raises(ZephonError, match="has no default chat template, only tool_use"):
+        with pytest.raises(ZephonError, match=r'no default .*, only tool_use; pass chat_template, such as "tool_use"'):
             chat_templates(folder, None, None)
         return
     for source in (folder, theirs):

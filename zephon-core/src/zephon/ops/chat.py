@@ -242,10 +242,11 @@ class ChatEncoder(Encoder):
         self._template, self._tool_template = chat_templates(spec.tokenizer_id, spec.chat_template, spec.date)
         written = [text for each in (self._template, self._tool_template) for text in each.written]
         for token in tokenizer.special_tokens:
-            if any(token.content in text for text in written) and tokenizer.is_hidden(token):
+            flag = "single_word" if token.single_word else "normalized" if tokenizer.is_hidden(token) else None
+            if flag and any(token.content in text for text in written):
                 raise PipelineError(
-                    f"special token {quote(token.content)} of the tokenizer {spec.tokenizer_id} is normalized, and "
-                    "transformers finds it in some places only; set its normalized to false in tokenizer.json."
+                    f"special token {quote(token.content)} of the tokenizer {spec.tokenizer_id} is {flag}, and "
+                    f"transformers finds it in some places only; set its {flag} to false in tokenizer.json."
                 )
         self._special = SpellableTokens(tokenizer.special_tokens, spec.assistant_tokens)
         self._media = None if spec.vision is None else Media(spec.vision, spec.media_root)

@@ -102,8 +102,9 @@ def chat_templates(
     if "default" not in templates:
         which = f"default chat template, only {names}" if templates else "chat template"
         raise PipelineError(
-            f"the tokenizer {tokenizer_id} has no {which}; pass chat_template, the template of the format that the "
-            "model is to learn."
+            f"the tokenizer {tokenizer_id} has no {which}; pass chat_template, "
+            f"{f'such as {quote(min(templates))}, or ' if templates else ''}the template of the format that the model "
+            "is to learn."
         )
     tokens = {name: text for name, text in roles.items() if text}
     found = [ChatTemplate(templates[name], tokens, date) for name in ("default", "tool_use") if name in templates]

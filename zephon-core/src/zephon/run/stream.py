@@ -270,11 +270,11 @@ class BatchStream:
 
     @staticmethod
     def _after(blocks: Iterable[RecordBlock], passed: int) -> Iterator[RecordBlock]:
-        """The records after the first `passed` ones, which lie in the first block."""
+        """The records after the first `passed` ones."""
         for block in blocks:
             if passed < len(block):
                 yield block.slice(passed, len(block)) if passed else block
-            passed = 0
+            passed = max(0, passed - len(block))
 
 
 def _numbers(topology: Topology, places: Sequence[tuple[int, int]]) -> np.ndarray:

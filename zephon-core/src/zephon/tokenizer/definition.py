@@ -157,12 +157,19 @@ def _add(declared: DeclaredTokens, tree: Tree, token_to_id: dict[str, int]) -> N
     for number, token in declared.in_order():
         if not (content := token.content):
             continue
+        if number is None and declared.owner and content not in token_to_id:
+            raise ValueError(
+                f"token {content[:40]!r} is declared without an id beside {declared.owner}, which may add tokens "
+                "of its own before it; save what AutoTokenizer loads"
+            )
         new_id = token_to_id.setdefault(content, next_id)
         next_id = max(next_id, new_id + 1)
         if number not in (None, new_id):
             raise ValueError(f"token {content[:40]!r} is declared with id {number}, and has, or would get, {new_id}")
         if content not in added:
             added[content] = {"id": new_id, **msgspec.structs.asdict(token)}
+            if number is None and any(each.content == content and each != token for each in declared.unnumbered):
+                raise ValueError(f"token {content[:40]!r} is declared twice, with different flags")
         elif number is not None and declared.replaces:
             special = token.special or added[content]["special"]
             added[content] |= {**msgspec.structs.asdict(token), "special": special}

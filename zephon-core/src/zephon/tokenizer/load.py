@@ -71,7 +71,9 @@ def portable_tokenizer(tokenizer: Any) -> TokenizerId:
         return tokenizer
     files, kind = dict[str, bytes](), type(tokenizer).__name__
     try:
-        if hasattr(tokenizer, "backend_tokenizer"):
+        if isinstance(tokenizer, type):
+            kind = f"class {tokenizer.__name__}"
+        elif hasattr(tokenizer, "backend_tokenizer"):
             with tempfile.TemporaryDirectory() as folder:
                 tokenizer.save_pretrained(folder)
                 paths = [path for path in sorted(Path(folder).rglob("*")) if path.is_file()]
@@ -84,7 +86,8 @@ def portable_tokenizer(tokenizer: Any) -> TokenizerId:
             "are those of the library tokenizers."
         ) from error
     if TOKENIZER not in files:
-        shown = f"an object of type {kind}" if hasattr(tokenizer, "__dict__") else repr(tokenizer)
+        shown = f"an object of type {kind}" if hasattr(tokenizer, "__dict__") else f"{tokenizer!r:.80}"
+        shown = f"the {kind}, no object" if isinstance(tokenizer, type) else shown
         raise TokenizerError(f"the tokenizer is {shown}; expected {_EXPECTED}.")
     digest = hashlib.sha256(repr(sorted(files.items())).encode()).hexdigest()[:8]
     return TokenizerCopy(f"{kind} object {digest}", tuple(files.items()))
@@ -206,6 +209,11 @@ def read_chat_settings(tokenizer_id: TokenizerId) -> tuple[dict[str, str], dict[
     """
     files = find_tokenizer(tokenizer_id)
     declared = declared_tokens(files.config)
+    if files.config(CONFIG).get("split_special_tokens"):
+        raise TokenizerError(
+            f"split_special_tokens in {CONFIG} of {files.label!r} is true, so that a chat template's special tokens "
+            "would be text; set it to false."
+        )
     # Files without the table of tokens may leave out what a class of transformers has by default.
     tokens: dict[str, str | None] = dict.fromkeys(ROLES) if declared.replaces else {}
     tokens |= {name: token.content if token else None for name, token in declared.roles.items()}

@@ -135,7 +135,12 @@ class DeclaredTokens:
     def in_order(self) -> list[tuple[int | None, Declared]]:
         """Ids, where there are some, and tokens, in the order in which transformers adds them."""
         numbered = [(number, self.numbered[number]) for number in sorted(self.numbered)]
-        return [*numbered, *((None, token) for token in (*self.roles.values(), *self.extra) if token)]
+        return [*numbered, *((None, token) for token in self.unnumbered)]
+
+    @property
+    def unnumbered(self) -> list[Declared]:
+        """Tokens without an id, as often as they are declared."""
+        return [token for token in (*self.roles.values(), *self.extra) if token]
 
 
 def declared_tokens(read: Callable[[str], Mapping[str, Any]]) -> DeclaredTokens:
