@@ -14,6 +14,7 @@ from zephon import CheckpointError, Pipeline
 from zephon.config.keys import keys_of
 from zephon.config.options import RunSettings
 from zephon.io import Dataset
+from zephon.ops.chat import TokenizeChat
 from zephon.run import fingerprint
 from zephon.run.fingerprint import check_fingerprint
 from zephon.vision.geometry import VisionSettings
@@ -64,6 +65,9 @@ VISION_CHANGES = {
     "max_patches_per_side": 1,
     "mean": (0.4, 0.5, 0.5),
     "std": (0.4, 0.5, 0.5),
+    "image_token": "<|vision_start|>",
+    "vision_start_token": "",
+    "vision_end_token": "",
 }
 CUT = {"max_length": 6}, {"max_length": 6, "split_long_samples": True}
 # By method: other arguments than its own, and by setting another value, or the arguments of both sides.
@@ -118,6 +122,8 @@ OPERATORS = {
             "input": (PAIR, {**PAIR, "input": "other"}),
             "system": "other",
             "assistant_tokens": "all",
+            "images": ({}, {}),  # see test_images_in_conversations_are_seen
+            "vision": ({}, {}),
         },
     ),
     "tokenize_images": (
@@ -131,9 +137,6 @@ OPERATORS = {
             "field": "other",
             "images": "picture2",
             "vision": VisionSettings(patch_size=4),
-            "image_token": "<|vision_start|>",
-            "vision_start_token": None,
-            "vision_end_token": None,
         },
     ),
     "pretokenized": (
@@ -276,6 +279,16 @@ def test_a_changed_setting_of_images_is_seen(tokenizers, setting):
         for vision in (VISION, replace(VISION, **{setting: VISION_CHANGES[setting]}))
     )
     assert one.compiled.fingerprint != other.compiled.fingerprint
+
+
+def test_images_in_conversations_are_seen():
+    given = {"tokenizer_id": "x", "vision": VISION, "images": "picture"}
+    plain, *others = (
+        TokenizeChat(**{**given, **changes}).identity()
+        for changes in ({}, {"vision": replace(VISION, patch_size=3)}, {"images": "picture2"})
+    )
+    assert plain not in others
+    assert TokenizeChat("x").identity() != plain
 
 
 def test_other_pixels_of_the_same_files_are_refused_by_name(tokenizers, monkeypatch):
