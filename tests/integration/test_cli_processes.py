@@ -91,7 +91,7 @@ def test_a_rank_that_fails_stops_the_matrix_and_leaves_no_process(corpus, tmp_pa
     missing = Run("failing", tmp_path / "a", [Leg(3, 2)])  # 8 records do not divide among 3 ranks
     with pytest.raises(
         ZephonError,
-        match=r"^failing, rank \d of 3 ended with exit code 2: error: 8 lanes .* do not divide among 3",
+        match=r"^failing, rank \d of 3 ended with exit code 2: error: --global-batch is 8; expected a multiple",
     ):
         Matrix(setup_of(corpus)).run([Run("endless", tmp_path / "b", [Leg(1, None)]), missing])
     assert not _children()

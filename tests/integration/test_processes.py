@@ -27,6 +27,7 @@ from zephon.io import Dataset
 from zephon.work import StaticMixtureWorkSource
 
 PROCESS, ISOLATE, BOTH = {"runner": "process"}, {"isolate": True}, {"runner": "process", "isolate": True}
+UNCACHED = {"io_options": {"cache": {"enabled": False}}}
 PLACES = [PROCESS, ISOLATE, BOTH]
 TESTS = Path(__file__).parents[1]
 
@@ -97,7 +98,7 @@ class TestLife:
     """Processes start with the pipeline and never outlive it."""
 
     # A limit of 0 bytes per file leaves no shared memory: arrays go through sockets.
-    @pytest.mark.parametrize(("options", "more"), [(PROCESS, {}), (BOTH, {}), (BOTH, {"file_bytes": 0})])
+    @pytest.mark.parametrize(("options", "more"), [(PROCESS, {}), (BOTH, {}), (BOTH | UNCACHED, {"file_bytes": 0})])
     def test_functions_of_the_script_run_in_processes_which_end_with_it(
         self, tiny_tokenizer, inline_digests, options, more
     ):

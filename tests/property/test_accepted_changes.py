@@ -138,7 +138,7 @@ def test_a_change_of_the_places_of_rows_cannot_be_accepted(tokenizers, name):
 
 
 def test_every_name_of_a_difference_is_tried():
-    exact = {"tokenizer_backend", "formats", "document_details"}
+    exact = {"tokenizer_backend", "formats", "document_details", "image_pixels"}
     measured = {"tokens_per_row", "stream_version", "continues"}
     assert {*PLACES, *(name for name, _, _ in CHANGES)} - {"dataset b"} | exact | measured == set(FINGERPRINT_NAMES)
 

@@ -140,7 +140,7 @@ def test_a_gigatoken_instance_under_which_memory_grows_is_replaced(monkeypatch: 
     expected = reference_ids(gpt2(), TEXTS)
     for _ in range(9):
         assert rows(tokenizer.encode(column(TEXTS))) == expected
-    assert 2 <= len(builds) <= 4
+    assert 2 <= len(builds) <= 5
 
 
 class Wrong:

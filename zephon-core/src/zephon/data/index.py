@@ -97,7 +97,9 @@ def save_table(index: Path, table: pa.Table) -> None:
             file.write(payload)
         os.replace(temporary, index)
     except OSError as error:
-        _log.warning("cannot write the index of a dataset to '%s' (%s); every start will scan it", index.parent, error)
+        _log.warning(
+            "cannot write to the index folder '%s' (%s); every start will scan and check anew", index.parent, error
+        )
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
 
