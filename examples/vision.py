@@ -16,10 +16,9 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 from examples.pictures import VISION_TOKENS, PictureCorpus, build_pictures
-from zephon import Pipeline, SampleBatch
+from zephon import Pipeline, SampleBatch, VisionSettings
 from zephon.io import Dataset
 from zephon.tokenizer.tokenizer import Tokenizer
-from zephon.vision.geometry import VisionSettings
 from zephon.work import StaticMixtureWorkSource
 
 SEQ_LEN, GLOBAL_BATCH, MICROBATCH, LANES = 1023, 6, 3, 6

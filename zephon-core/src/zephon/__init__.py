@@ -38,6 +38,7 @@ try:
     )
     from zephon.pipeline import Pipeline
     from zephon.run.state import merge_checkpoints
+    from zephon.vision.geometry import VisionSettings
 except KeyboardInterrupt:
     if sys.argv[0] == "-m" or sys.argv[0].endswith("zephon"):  # the command, which takes a moment to start
         sys.exit(130)
@@ -55,6 +56,7 @@ __all__ = [
     "SampleBatch",
     "TokenizerError",
     "TopologyError",
+    "VisionSettings",
     "WorkerError",
     "ZephonError",
     "__version__",
