@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[1]
 CORE = ROOT / "zephon-core" / "src" / "zephon"
 INTEGRATIONS = ("torchtitan-zephon", "megatron-zephon")
 
-MAX_CORE_LINES = 27_450
+MAX_CORE_LINES = 27_470
 """Lines of zephon-core today, rounded up. The goal is 17,000: lower this as rooms shrink. Only a new capability may
 raise it, in the commit that brings it: decoded data on disk 120, kept token ratios 50, declared tokens and
 templates as transformers has them 90, columns of all files 20, columns of all rows 90, JSON in templates 25, allocator

@@ -57,6 +57,16 @@ def test_what_is_about_a_dataset_or_a_model_is_passed_over_beside_the_data(tmp_p
     assert texts_of(open_path(tmp_path / "index.json")) == ["no row"]  # named itself
 
 
+@pytest.mark.parametrize("name", ["manifest", "schema", "trainer_state"])
+def test_json_beside_json_lines_is_refused(tmp_path, name):
+    write_shard(tmp_path / "a.jsonl", ["row"])
+    (tmp_path / f"{name}.json").write_text('{"text": "no row"}\n')
+    with pytest.raises(DataError, match=rf"ending with .json and .jsonl \('{name}.json', 'a.jsonl'\)"):
+        open_path(tmp_path)
+    assert texts_of(open_path(tmp_path / "*.jsonl")) == ["row"]
+    assert sorted(texts_of(open_path(tmp_path, fmt="jsonl"))) == ["no row", "row"]
+
+
 @pytest.mark.parametrize(
     ("others", "warns"),
     [

@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import posixpath
+import re
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
 
@@ -119,6 +120,7 @@ def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | N
         if len(found) > 1:
             shown = " and ".join([*found.values()][:2])
             raise DataError(f"'{path}' holds files of two formats, {shown}; name the one to read with fmt")
+        _refuse_json_beside_lines([names[i] for i in keep], path)
     else:
         known = formats().values()
         endings = dict.fromkeys(suffix for each in known for suffix in each.suffixes if suffix.count(".") == 1)
@@ -130,6 +132,17 @@ def select_format(listing: Listing, fmt: str | None, path: str, spans: Spans | N
             f"the endings are {', '.join(endings)}, some with .gz, .zst or .bz2. Or name the format with fmt{more}"
         )
     return chosen, chosen.select(listing, keep, path, spans)
+
+
+def _refuse_json_beside_lines(names: Sequence[str], path: str) -> None:
+    """Refuse .json beside .jsonl, which mostly describes the data (a manifest, a schema) and would be read as a row."""
+    plain = [name for name in names if name.lower().endswith(".json")]
+    lines = [name for name in names if re.search(r"\.(jsonl|ndjson)(\.\w+)?$", name.lower())]
+    if plain and lines:
+        raise DataError(
+            f"'{path}' holds files ending with .json and .jsonl ('{plain[0]}', '{lines[0]}'); expected one ending: "
+            'a .json may describe the others. Name the files with a glob such as *.jsonl, or all with fmt = "jsonl"'
+        )
 
 
 def _kinds(names: Sequence[str]) -> list[Format | None]:
