@@ -178,7 +178,7 @@ ARRAY = json.dumps([{"text": "a"}, {"text": "b"}]).encode()
     ],
 )
 def test_a_file_of_another_kind_is_refused_and_never_left_out_as_a_bad_row(tmp_path, name, data, what):
-    (tmp_path / "good.jsonl").write_bytes(GOOD)
+    (tmp_path / ("good.json" if name == "x.json" else "good.jsonl")).write_bytes(GOOD)
     (tmp_path / name).write_bytes(data)
     with pytest.raises(DataError, match=what) as error:
         open_path(tmp_path, skips=True)
