@@ -149,7 +149,7 @@ def test_an_index_folder_that_cannot_be_written_is_one_warning(tmp_path, caplog)
     with caplog.at_level(logging.WARNING):
         assert open_path(tmp_path / "data", index_dir=tmp_path / "blocked/index").catalog.rows == 10
     (record,) = caplog.records
-    assert "cannot write the index" in record.getMessage()
+    assert "cannot write to the index folder" in record.getMessage()
 
 
 def test_the_first_bad_shard_in_name_order_is_reported(tmp_path):
