@@ -32,6 +32,7 @@ from zephon.errors import DataError, PipelineError
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Encoder
 from zephon.ops.images import TokenizeImages
+from zephon.ops.media import vision_ids
 from zephon.ops.needs import Needs
 from zephon.ops.pack import PackFlat
 from zephon.ops.rows import RowOperator
@@ -105,7 +106,9 @@ class Compiled:
         """The placeholder of images; -1 where there are none."""
         if self.vision is None or self.tokenizer is None:
             return -1
-        return next(token.id for token in self.tokenizer.special_tokens if token.content == self.vision.image_token)
+        _, image_id, _ = vision_ids(self.vision, self.tokenizer)
+        assert image_id is not None
+        return image_id
 
     @property
     def lane_history(self) -> dict[int, int]:
@@ -438,13 +441,12 @@ def _placeholders(vision: VisionSettings, tokenizer: Tokenizer | None, pack: Pac
     if not pack.always_image:
         return ()
     assert tokenizer is not None
-    tokens = [token for token in (vision.vision_start_token, vision.image_token, vision.vision_end_token) if token]
-    if pack.max_length <= len(tokens):
+    ids = tuple(each for each in vision_ids(vision, tokenizer) if each is not None)
+    if pack.max_length <= len(ids):
         raise PipelineError(
-            f"{pack.kind} max_length is {pack.max_length}; expected more than the {len(tokens)} tokens of always_image."
+            f"{pack.kind} max_length is {pack.max_length}; expected more than the {len(ids)} tokens of always_image."
         )
-    ids = {token.content: token.id for token in tokenizer.special_tokens}
-    return tuple(ids[token] for token in tokens)
+    return ids
 
 
 def _details(need: Needs, chain: Sequence[RowOperator], encoder: Encoder, special: _SpecialIds) -> dict[str, str]:
