@@ -140,6 +140,23 @@ def list_offsets(array: pa.Array) -> np.ndarray:
     return _offsets(array, np.int64 if large else np.int32).astype(np.int64, copy=False)
 
 
+def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the items of the chosen lists.
+
+    Args:
+        offsets: int64[n_lists + 1], list i being items `offsets[i]:offsets[i + 1]`.
+        indices: int64[m], the lists wanted, in any order.
+
+    Returns:
+        items int64[total], indices into the flat items, and new_offsets int64[m + 1].
+    """
+    counts = offsets[indices + 1] - offsets[indices]
+    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
+    np.cumsum(counts, out=new_offsets[1:])
+    shift = np.repeat(offsets[indices] - new_offsets[:-1], counts)
+    return shift + np.arange(new_offsets[-1], dtype=np.int64), new_offsets
+
+
 def one_chunk(column: pa.Array | pa.ChunkedArray) -> pa.Array:
     """A column as one array."""
     if not isinstance(column, pa.ChunkedArray):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.arrow import byte_lengths, int64_array
+from zephon.columns.arrow import byte_lengths, int64_array, ragged_take
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,7 @@ class Images:
 
     def take(self, documents: np.ndarray) -> Images:
         """Those of some documents, int64[m], in their order and in memory of their own; before decoding."""
-        counts = np.diff(self.offsets)[documents]
-        offsets = np.concatenate([[0], np.cumsum(counts)])
-        items = np.arange(offsets[-1]) + np.repeat(self.offsets[documents] - offsets[:-1], counts)
+        items, offsets = ragged_take(self.offsets, documents)
         return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
 
     def with_patches(self, patches: np.ndarray, is_grey: np.ndarray) -> Images:

@@ -13,26 +13,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from zephon.columns.arrow import ragged_take
 from zephon.columns.damage import Lost
 from zephon.columns.faults import RowFault
 from zephon.columns.images import Images
-
-
-def ragged_take(offsets: np.ndarray, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Indices of the items of the chosen lists.
-
-    Args:
-        offsets: int64[n_lists + 1], list i being items `offsets[i]:offsets[i + 1]`.
-        indices: int64[m], the lists wanted, in any order.
-
-    Returns:
-        items int64[total], indices into the flat items, and new_offsets int64[m + 1].
-    """
-    counts = offsets[indices + 1] - offsets[indices]
-    new_offsets = np.zeros(len(indices) + 1, dtype=np.int64)
-    np.cumsum(counts, out=new_offsets[1:])
-    shift = np.repeat(offsets[indices] - new_offsets[:-1], counts)
-    return shift + np.arange(new_offsets[-1], dtype=np.int64), new_offsets
 
 
 def positions_from(starts: tuple[np.ndarray, np.ndarray], n: int, width: int, dtype: Any) -> np.ndarray:

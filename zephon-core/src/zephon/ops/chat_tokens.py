@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.arrow import int64_array
-from zephon.columns.records import ragged_take
+from zephon.columns.arrow import int64_array, ragged_take
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.tokenizer.tokenizer import Tokenizer
 

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from zephon.columns.arrow import ragged_take
 from zephon.columns.images import Images
-from zephon.columns.records import ragged_take
 from zephon.config.keys import Positive, Workers, check_keys, key, settings_of
 from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError

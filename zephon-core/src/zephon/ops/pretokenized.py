@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from zephon.columns.arrow import column_of, int64_array, mask_of, one_chunk, valid_mask, values_of
-from zephon.columns.records import ragged_take
+from zephon.columns.arrow import column_of, int64_array, mask_of, one_chunk, ragged_take, valid_mask, values_of
 from zephon.config.keys import Column, key
 from zephon.errors import PipelineError
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
