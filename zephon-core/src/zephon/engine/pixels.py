@@ -45,6 +45,7 @@ class PixelStage:
         lookahead_bytes: patches that may be decoded or under way beyond the next record.
         placeholders: the tokens of an image of one token, which records without images show in their padding; empty
             where they show nothing.
+        elsewhere: `decoded` in another process; None where this one decodes.
     """
 
     vision: VisionSettings
@@ -53,6 +54,7 @@ class PixelStage:
     faults: FaultPolicy
     lookahead_bytes: int
     placeholders: tuple[int, ...] = ()
+    elsewhere: Callable[[RecordBlock], tuple[RecordBlock, list[RowFault]]] | None = None
 
     @property
     def reserved(self) -> int:
@@ -87,6 +89,12 @@ class PixelStage:
         if faults:
             record.loss = self._without_grey(record, np.unique(np.array(spans)[is_grey]))
         return record, faults
+
+    def describe(self, record: RecordBlock) -> str:
+        """The rows of a record, in words."""
+        rows = zip(record.span_dataset.tolist(), record.span_row.tolist(), strict=True)
+        located = [(self.names[dataset], *self.locate(dataset, row)) for dataset, row in rows]
+        return ", ".join(f'dataset "{name}", shard {shard}, row {row}' for name, shard, row in located[:3])
 
     def _fault(self, record: RecordBlock, span: int, number: int, file: bytes, error: BadImage) -> RowFault:
         dataset = int(record.span_dataset[span])
@@ -129,7 +137,8 @@ class PixelStage:
             for n in range(len(block)):
                 record = block.slice(n, n + 1)
                 patches = 0 if record.images is None else int(record.images.patch_counts.sum())
-                waiting.append((runner.submit("vision", self.decoded, record), patches * self.vision.pixels_per_patch))
+                decoded = runner.submit("vision", self.elsewhere or self.decoded, record)
+                waiting.append((decoded, patches * self.vision.pixels_per_patch))
                 under_way += waiting[-1][1]
                 while waiting and (under_way > self.lookahead_bytes or waiting[0][0].done()):
                     pending, nbytes = waiting.popleft()
