@@ -175,9 +175,9 @@ def test_a_state_of_other_pixels_is_refused_by_name(data, monkeypatch, change):
     image_pixels.cache_clear()
     try:
         after = pipeline(data, runner="inline")
-        with pytest.raises(CheckpointError, match=f"image_pixels was '{pixels}', is .* make other pixels"):
+        with pytest.raises(CheckpointError, match=f"image_pixels: was '{pixels}', is .* make other pixels"):
             after.restore(state)
-        (changed,) = [name for name, value in after.fingerprint().items() if value != state["fingerprint"][name]]
+        (changed,) = [name for name, value in after.compiled.fingerprint.items() if value != state["fingerprint"][name]]
         assert changed == "image_pixels"
         batch = next(iter(after.restore(state, allow_changes=["image_pixels"])))
         assert np.array_equal(batch.tokens, following.tokens)

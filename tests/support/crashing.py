@@ -22,6 +22,7 @@ from pathlib import Path
 from zephon import Pipeline
 from zephon.io import Dataset
 from zephon.vision.geometry import VisionSettings
+from zephon.vision.probes import image_pixels
 from zephon.work import StaticMixtureWorkSource
 
 LANES, BATCH, MICROBATCH = 8, 16, 2
@@ -86,6 +87,8 @@ def main(folder: Path, tokenizer: Path, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     topologies, resumes = [], 0
     (folder / "states").mkdir()
+    if (folder / "pairs").exists():
+        image_pixels()  # imports torch, which takes longer than ranks live
     # On a busy machine ranks get longer to live, so that some of them come to write a state.
     step, patience = -1, 1.0
     while kills > 0 or resumes < LEAST_RESUMES or step < LEAST_STEPS:

@@ -100,21 +100,17 @@ def test_digests_may_be_over_pixels(zephon, pairs, tmp_path):
 
 
 def test_ledgers_say_whether_their_digests_are_over_pixels(zephon, pairs, tmp_path):
-    recipe = tmp_path / "recipe.toml"
-    text = (pairs / "recipe.toml").read_text().replace('"pairs.parquet"', f'"{pairs}/pairs.parquet"')
-    recipe.write_text(f"digest_pixels = true\n{text}")
-    options = "--microbatch-size", "4", "--steps", "2", "--ledger"
-    _, *others = stream_of(pairs)
-    for name, given in (("without", pairs / "recipe.toml"), ("with", recipe)):
-        assert zephon("stream", given, *others, *options, tmp_path / name)[0] == 0
-    # Its recipe says so, and `show` goes by the ledger.
-    shows = "show", pairs / "recipe.toml", *others, "--step", "2", "--ledger"
+    recipe, *others = stream_of(pairs)
+    stream = "stream", recipe, *others, "--microbatch-size", "4", "--steps", "2", "--ledger"
+    assert zephon(*stream, tmp_path / "without")[0] == 0
+    assert zephon(*stream, tmp_path / "with", "--pixels")[0] == 0
+    shows = "show", recipe, *others, "--step", "2", "--ledger"
     for name in ("without", "with"):
         code, _, err = zephon(*shows, tmp_path / name)
         assert code == 0, err
     code, out, _ = zephon("verify", tmp_path / "with", tmp_path / "without")
     assert code == 1
     assert re.search("digests of .*with are over the pixels of images .*, those of .*without are not: make both", out)
-    code, _, err = zephon("stream", pairs / "recipe.toml", *others, *options, tmp_path / "with")
+    code, _, err = zephon(*stream, tmp_path / "with")
     assert code == 2
     assert "digest_pixels is false; expected true, as in the ledger" in err

@@ -101,7 +101,7 @@ def stream(
         global_batch=global_batch,
         canonical_replicas=canonical_replicas,
         runner=runner,
-        digest_pixels=pixels or None,
+        digest_pixels=pixels,
         ledger=ledger,
         flush_index=flush_index,
         combine_flag=_combine(fill_steps) if dp_degree > 1 and source_of(config).finite else None,
