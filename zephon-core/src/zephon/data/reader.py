@@ -34,7 +34,7 @@ _DENSE_SHARE = 0.4
 # Rows of at least so many bytes are picked one by one and joined, which copies them once; where they are shorter, their
 # number costs more than a second copy does. Rows picked in that way keep their groups in memory: at most so many bytes.
 _LONG_ROW_BYTES = 4096
-_HELD_BYTES = 64 << 20
+_HELD_BYTES = 128 << 20
 
 _ANNOUNCED_KEPT = 1024
 # How often a group of a file of a store is read, with its bytes fetched anew, before the file counts as damaged.
