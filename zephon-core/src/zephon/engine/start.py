@@ -15,7 +15,6 @@ from itertools import groupby
 from typing import Any
 
 from zephon.columns.arrow import choose_allocator
-from zephon.columns.faults import RowFault
 from zephon.columns.records import RecordBlock, RowBlock, TokenBlock
 from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.pixels import PixelStage
@@ -207,8 +206,6 @@ class _RemotePixels:
     def __init__(self, pool: WorkerPool, pixels: PixelStage) -> None:
         self._pool, self._number, self._pixels = pool, pool.add(pixels.decoded), pixels
 
-    def __call__(self, record: RecordBlock) -> tuple[RecordBlock, list[RowFault]]:
-        result: tuple[RecordBlock, list[RowFault]] = self._pool.call(
-            self._number, record, about=lambda: self._pixels.describe(record)
-        )
-        return result
+    def __call__(self, record: RecordBlock) -> RecordBlock:
+        decoded: RecordBlock = self._pool.call(self._number, record, about=lambda: self._pixels.describe(record))
+        return decoded
