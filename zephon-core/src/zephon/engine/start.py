@@ -19,14 +19,13 @@ from zephon.columns.records import RecordBlock, RowBlock, TokenBlock
 from zephon.engine.engine import Engine, EngineSetup
 from zephon.engine.pixels import PixelStage
 from zephon.engine.plan import Fetcher, Piece, Plan
-from zephon.engine.processes.actors import Probe, RayWorkers
+from zephon.engine.processes.actors import Probe, RayWorkers, own_version
 from zephon.engine.processes.children import ChildWorkers
 from zephon.engine.processes.pool import SEATS, WorkerPool, Workers
 from zephon.engine.runners import InlineRunner, Runner, ThreadsRunner
 from zephon.ops.documents import DocumentWorker
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowOperator, Rows, apply_all
-from zephon.tokenizer.backends import version_of
 from zephon.vision.probes import image_pixels
 
 
@@ -57,7 +56,7 @@ def start_engine(setup: EngineSetup) -> Engine:
 def _probes(plan: Plan) -> list[Probe]:
     """What the data depend on besides the recipe, and may differ between machines."""
     encoders = {id(encoder): encoder for encoder in plan.tokenize.encoders}.values()
-    probes = [Probe("version of zephon-core", partial(version_of, "zephon-core"))]
+    probes = [Probe("version of zephon-core", own_version)]
     probes += [Probe("tokens of the probe texts", encoder.probe) for encoder in encoders]
     return [*probes, Probe("pixels of the probe images", image_pixels)] if plan.pixels else probes
 

@@ -28,8 +28,11 @@ from zephon.engine.processes.child import keep_logs
 from zephon.engine.processes.pool import SEATS, Answer, OnChange, Refused, answer
 from zephon.engine.runners import end_all
 from zephon.errors import PipelineError, WorkerError
+from zephon.tokenizer.backends import version_of
 
 NAMESPACE = "zephon"
+_VERSION = version_of("zephon-core")
+"""Of the code that this process runs: a package may be replaced under an actor that lives long."""
 _IDLE_SECONDS = 3600.0  # after which an actor of a pool that outlives its trainer ends
 _TASKS_KEPT = 4  # pipelines that an actor has loaded
 _LOOK_SECONDS = 1.0  # between looks whether the pool was closed
@@ -46,6 +49,11 @@ class Probe:
 
     name: str
     function: Callable[[], str]
+
+
+def own_version() -> str:
+    """The version of Zephon that runs in this process."""
+    return _VERSION
 
 
 @dataclass(frozen=True)
