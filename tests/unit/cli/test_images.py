@@ -97,3 +97,13 @@ def test_digests_may_be_over_pixels(zephon, pairs, tmp_path):
         assert zephon("stream", *options, tmp_path / name, *more)[0] == 0
     without, first, second = ((tmp_path / name).read_text() for name in "abc")
     assert without != first == second
+
+
+def test_show_and_verify_know_whether_a_ledger_has_digests_of_pixels(zephon, pairs, tmp_path):
+    options = *stream_of(pairs), "--microbatch-size", "4", "--steps", "2", "--ledger"
+    for name, more in (("plain", ()), ("pixels", ("--pixels",))):
+        assert zephon("stream", *options, tmp_path / name, *more)[0] == 0
+        code, out, err = zephon("show", *stream_of(pairs), "--step", "2", "--ledger", tmp_path / name)
+        assert code == 0 and "image 0" in out, err
+    code, out, _ = zephon("verify", tmp_path / "plain", tmp_path / "pixels")
+    assert code == 1 and "pixels has digests of pixels (--pixels), " in out

@@ -53,6 +53,7 @@ class _Header(msgspec.Struct, kw_only=True):
         time: of the start, in nanoseconds.
         job: the same for the ranks of one start, of which several may write for one group.
         host: of the process.
+        pixels: whether digests are over the pixels of images too.
     """
 
     zephon_ledger: Literal[1, 2]
@@ -68,6 +69,7 @@ class _Header(msgspec.Struct, kw_only=True):
     time: int = 0
     job: str = ""
     host: str = ""
+    pixels: bool = False
 
 
 class _File(NamedTuple):
@@ -132,6 +134,7 @@ class LedgerWriter:
             time=time.time_ns(),
             job=_job(),
             host=socket.gethostname(),
+            pixels=compiled.options.digest_pixels and compiled.vision is not None,
         )
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
@@ -196,6 +199,7 @@ class Ledger:
     Attributes:
         steps: changes of the global batch, ascending: first record, steps before it, and records per step from there.
         changed: whether starts differ in their data, as after a takeover or an accepted change.
+        pixels: whether digests are over the pixels of images too.
         datasets: names by index.
         sequence: int64[n], ascending, each number once.
         digests: uint8[n, 32].
@@ -207,6 +211,7 @@ class Ledger:
     lanes: int
     steps: tuple[tuple[int, int, int], ...]
     changed: bool
+    pixels: bool
     datasets: list[str]
     sequence: np.ndarray
     digests: np.ndarray
@@ -256,6 +261,10 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
             "folder of its own."
         )
+    if len({head.pixels for head in heads}) > 1:
+        raise DataError(
+            f"{folder} holds ledgers with and without digests of pixels. Give each run a folder of its own."
+        )
     names = list(dict.fromkeys(name for head in heads for name in head.datasets))
     # From the last start to the first: the round of each lane from which on a later start has consumed it.
     until = np.full(heads[0].lanes, np.iinfo(np.int64).max)
@@ -285,6 +294,7 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         lanes=heads[0].lanes,
         steps=_steps(heads),
         changed=len({head.data for head in heads if head.data}) > 1,
+        pixels=heads[0].pixels,
         datasets=names,
         sequence=sequence.astype(np.int64),
         digests=entries["digest"][places],
@@ -392,6 +402,9 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
     """
     if a.lanes != b.lanes:
         return Difference(None, 0, 0, f"{a.name} has {a.lanes} lanes, {b.name} has {b.lanes}: they are different runs.")
+    if a.pixels != b.pixels:
+        holder, other = (a, b) if a.pixels else (b, a)
+        return Difference(None, 0, 0, f"{holder.name} has digests of pixels (--pixels), {other.name} has not.")
     if not (len(a.sequence) and len(b.sequence)):
         return None
     start, end = max(a.sequence[0], b.sequence[0]), min(_complete_until(a), _complete_until(b))
