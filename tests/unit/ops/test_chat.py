@@ -121,7 +121,7 @@ FLAGS = {"weight": 0, "train": False, "training": 0.0, "loss": False}
 @pytest.mark.parametrize("kind", ["struct", "json"])
 def test_nothing_of_a_message_is_trained_on_whose_flag_says_so(flag, template, kind):
     marked = [dict(message) for message in FINE]
-    marked[1][flag], marked[3][flag] = FLAGS[flag], not FLAGS[flag]
+    marked[1][flag], marked[3][flag] = FLAGS[flag], type(FLAGS[flag])(1)
     marked[0][flag] = FLAGS[flag]  # of what is not trained on anyway
     column = pa.array([marked]) if kind == "struct" else [json.dumps(marked)]
     ids, trained = ids_and_text(column, template)
