@@ -99,11 +99,18 @@ def test_digests_may_be_over_pixels(zephon, pairs, tmp_path):
     assert without != first == second
 
 
-def test_show_and_verify_know_whether_a_ledger_has_digests_of_pixels(zephon, pairs, tmp_path):
-    options = *stream_of(pairs), "--microbatch-size", "4", "--steps", "2", "--ledger"
-    for name, more in (("plain", ()), ("pixels", ("--pixels",))):
-        assert zephon("stream", *options, tmp_path / name, *more)[0] == 0
-        code, out, err = zephon("show", *stream_of(pairs), "--step", "2", "--ledger", tmp_path / name)
-        assert code == 0 and "image 0" in out, err
-    code, out, _ = zephon("verify", tmp_path / "plain", tmp_path / "pixels")
-    assert code == 1 and "pixels has digests of pixels (--pixels), " in out
+def test_ledgers_say_whether_their_digests_are_over_pixels(zephon, pairs, tmp_path):
+    recipe, *others = stream_of(pairs)
+    stream = "stream", recipe, *others, "--microbatch-size", "4", "--steps", "2", "--ledger"
+    assert zephon(*stream, tmp_path / "without")[0] == 0
+    assert zephon(*stream, tmp_path / "with", "--pixels")[0] == 0
+    shows = "show", recipe, *others, "--step", "2", "--ledger"
+    for name in ("without", "with"):
+        code, _, err = zephon(*shows, tmp_path / name)
+        assert code == 0, err
+    code, out, _ = zephon("verify", tmp_path / "with", tmp_path / "without")
+    assert code == 1
+    assert re.search("digests of .*with are over the pixels of images .*, those of .*without are not: make both", out)
+    code, _, err = zephon(*stream, tmp_path / "with")
+    assert code == 2
+    assert "digest_pixels is false; expected true, as in the ledger" in err

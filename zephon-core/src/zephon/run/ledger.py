@@ -91,13 +91,24 @@ def check_ledger(option: str, folder: str | os.PathLike[str], compiled: Compiled
         DataError: the run does not go on from that one, whose data are `after` where a state of it was restored.
     """
     data = compiled.digest
-    _refuse_foreign(option, folder, _files(folder, compiled.topology), data[:16], (after or data)[:16])
+    files = _files(folder, compiled.topology)
+    _refuse_foreign(option, folder, files, data[:16], (after or data)[:16], compiled.digests_pixels)
 
 
 def _refuse_foreign(
-    option: str, folder: str | os.PathLike[str], files: Sequence[_File], data: str | None, after: str | None
+    option: str,
+    folder: str | os.PathLike[str],
+    files: Sequence[_File],
+    data: str | None,
+    after: str | None,
+    pixels: bool,
 ) -> None:
     starts = [(file.head.data, file.head.after) for file in files if file.head.data]
+    if starts and files[-1].head.pixels != pixels:
+        raise DataError(
+            f"digest_pixels is {str(pixels).lower()}; expected {str(not pixels).lower()}, as in the ledger in "
+            f"{str(folder)!r}. Set it so (zephon stream --pixels), or name another folder for {option}."
+        )
     if starts and starts[-1][0] not in _linked([*starts, (data, after)]):
         raise DataError(
             f"{option} is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
@@ -134,7 +145,7 @@ class LedgerWriter:
             time=time.time_ns(),
             job=_job(),
             host=socket.gethostname(),
-            pixels=compiled.options.digest_pixels and compiled.vision is not None,
+            pixels=compiled.digests_pixels,
         )
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
@@ -153,7 +164,7 @@ class LedgerWriter:
     def _check_others(self, folder: str | os.PathLike[str], head: _Header, first: int, topology: Topology) -> None:
         """Refuse a folder with other data, or in which another live run writes for these lanes."""
         others = [file for file in _files(folder, topology) if file.path != Path(self._records.name)]
-        _refuse_foreign("ledger", folder, others, head.data, head.after)
+        _refuse_foreign("ledger", folder, others, head.data, head.after, head.pixels)
         until = time.monotonic() + _LOCK_SECONDS
         while live := [file for file in others if file.head.job != head.job and is_held(file.path)]:
             if live[0].head.host == head.host or time.monotonic() > until:
@@ -199,24 +210,24 @@ class Ledger:
     Attributes:
         steps: changes of the global batch, ascending: first record, steps before it, and records per step from there.
         changed: whether starts differ in their data, as after a takeover or an accepted change.
-        pixels: whether digests are over the pixels of images too.
         datasets: names by index.
         sequence: int64[n], ascending, each number once.
         digests: uint8[n, 32].
         groups: int64[n, 2], data-parallel groups and records per batch (0 if unknown) where it was consumed.
         spans: see the module; sorted by sequence number and place.
+        pixels: whether digests are over the pixels of images too.
     """
 
     name: str
     lanes: int
     steps: tuple[tuple[int, int, int], ...]
     changed: bool
-    pixels: bool
     datasets: list[str]
     sequence: np.ndarray
     digests: np.ndarray
     groups: np.ndarray
     spans: np.ndarray
+    pixels: bool = False
 
     @property
     def global_batch(self) -> int | None:
@@ -261,10 +272,6 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
             f"{folder} holds ledgers of different runs, of other {'lanes' if other_lanes else 'data'}. Give each run a "
             "folder of its own."
         )
-    if len({head.pixels for head in heads}) > 1:
-        raise DataError(
-            f"{folder} holds ledgers with and without digests of pixels. Give each run a folder of its own."
-        )
     names = list(dict.fromkeys(name for head in heads for name in head.datasets))
     # From the last start to the first: the round of each lane from which on a later start has consumed it.
     until = np.full(heads[0].lanes, np.iinfo(np.int64).max)
@@ -294,12 +301,12 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         lanes=heads[0].lanes,
         steps=_steps(heads),
         changed=len({head.data for head in heads if head.data}) > 1,
-        pixels=heads[0].pixels,
         datasets=names,
         sequence=sequence.astype(np.int64),
         digests=entries["digest"][places],
         groups=np.concatenate(groups)[places],
         spans=np.unique(np.concatenate(spans)),
+        pixels=heads[-1].pixels,
     )
 
 
@@ -402,11 +409,12 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
     """
     if a.lanes != b.lanes:
         return Difference(None, 0, 0, f"{a.name} has {a.lanes} lanes, {b.name} has {b.lanes}: they are different runs.")
-    if a.pixels != b.pixels:
-        holder, other = (a, b) if a.pixels else (b, a)
-        return Difference(None, 0, 0, f"{holder.name} has digests of pixels (--pixels), {other.name} has not.")
     if not (len(a.sequence) and len(b.sequence)):
         return None
+    if a.pixels != b.pixels:
+        over, other = (a, b) if a.pixels else (b, a)
+        what = "are over the pixels of images (digest_pixels, --pixels)"
+        return Difference(None, 0, 0, f"digests of {over.name} {what}, those of {other.name} are not: make both alike.")
     start, end = max(a.sequence[0], b.sequence[0]), min(_complete_until(a), _complete_until(b))
     shared, in_a, in_b = np.intersect1d(a.sequence, b.sequence, assume_unique=True, return_indices=True)
     alone = np.setxor1d(a.sequence, b.sequence, assume_unique=True)
@@ -422,6 +430,7 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         what = f"only {holder.name} consumed it ({holder.documents(sequence)}), {other.name} did not"
     elif documents[0] == documents[1]:
         what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
+        what += ", images or pixels" * a.pixels
     else:
         what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
     batches, lane = {each for ledger in (a, b) for _, _, each in ledger.steps}, sequence % a.lanes
