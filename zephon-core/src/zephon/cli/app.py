@@ -53,7 +53,6 @@ class _Group(TyperGroup):
 
 app = typer.Typer(
     cls=_Group,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     # Boxes are for people; elsewhere help and errors are plain lines.
