@@ -1,8 +1,8 @@
 """The hook of mkdocs.yml: pages that are made, and what differs between a page in the repository and on the site.
 
-The pages of docs/ are plain Markdown and can be read as they lie there. On the site the front page is README.md, figures
-are drawn (tools/figures.py), the API pages come from docstrings, and links to other files of the repository lead to pages
-of the site. Whatever cannot be resolved is a warning, and `mkdocs build --strict` fails on warnings.
+The pages of docs/ are plain Markdown and can be read as they lie there. On the site the front page is README.md,
+figures are drawn (tools/figures.py), the API pages come from docstrings, and links to other files of the repository
+lead to pages of the site. What cannot be resolved is a warning, and `mkdocs build --strict` fails on warnings.
 """
 
 from __future__ import annotations

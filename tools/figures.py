@@ -45,8 +45,8 @@ def curriculum() -> Figure:
             chunk = plan.curriculum.chunk(lane, index)
             for place, dataset in enumerate(chunk.dataset.tolist()):
                 _box(strips, index * 20.6 + place, 1 - lane, 0.92, 0.8, dataset)
-            strips.text(index * 20.6 + 10, 1.86 - lane * 2.2, f"chunk({lane}, {index})", ha="center", va="center")
-    strips.set(xlim=(-1, 83), ylim=(-0.7, 2.2), yticks=[])
+            strips.text(index * 20.6 + 10, 2.1 - lane * 2.5, f"chunk({lane}, {index})", ha="center", va="center")
+    strips.set(xlim=(-1, 83), ylim=(-0.7, 2.4), yticks=[])
     strips.set_xticks([])
     strips.spines[:].set_visible(False)
     taken = np.concatenate([plan.curriculum.chunk(0, index).dataset for index in range(8)])
@@ -103,8 +103,7 @@ def windows() -> Figure:
     pipeline = _pipeline(lanes=1, chunk_size=20, flush=3, shuffle=8)
     entries, window = [(0, 0)], [0]
     for batch, _ in zip(pipeline, range(72), strict=False):
-        numbers = pipeline.checkpoint()["lanes"]["0"] if "0" in pipeline.checkpoint()["lanes"] else None
-        numbers = numbers or pipeline.checkpoint()["lanes"][0]
+        (numbers,) = pipeline.checkpoint()["lanes"].values()
         entries.append((int(batch.sequence_numbers[-1]) + 1, numbers[1]))
         window.append(numbers[0])
     pipeline.close()
@@ -289,7 +288,8 @@ def _pipeline(
         chunk_size=chunk_size,
     )
     pipeline = Pipeline(source).options(canonical_replicas=lanes, flush_every_k_chunks=flush, runner="inline")
-    pipeline = pipeline.tokenize(_tokenizer()).pack_flat(64, algorithm)
+    pipeline = pipeline.tokenize(_tokenizer())
+    pipeline = pipeline.pack_flat(64, algorithm, **({} if algorithm == "wrap" else {"num_bins": 3}))
     return (pipeline.shuffle(shuffle) if shuffle else pipeline).batch(1)
 
 

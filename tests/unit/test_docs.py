@@ -98,9 +98,8 @@ def test_code_of_all_pages_is_valid(page):
 def commands(code):
     """The words of every call of `zephon` in a shell script."""
     for line in code.replace("\\\n", " ").splitlines():
-        words = shlex.split(line, comments=True)
-        if words and words[0].rpartition("/")[2] == "zephon":
-            yield words[1:]
+        if re.match(r"\s*(\S*/)?zephon ", line):
+            yield shlex.split(line, comments=True)[1:]
 
 
 def check_command(words, where):

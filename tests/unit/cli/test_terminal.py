@@ -90,9 +90,9 @@ def test_exit_codes_are_those_of_the_page(corpus, runs, zephon):
 
 
 def test_colours_are_for_terminals_that_want_them(corpus):
-    code, told = on_a_terminal("--help")
+    code, told = on_a_terminal("--help", COLUMNS="100")
     assert code == 0 and COLOUR.search(told)
-    code, told = on_a_terminal("--help", NO_COLOR="1")
+    code, told = on_a_terminal("--help", COLUMNS="100", NO_COLOR="1")
     assert code == 0 and "stream" in told and not COLOUR.search(told)
     for arguments in (("--help",), ("stream", *common(corpus), "--steps", "3"), ("stream", "--no-such-option")):
         ran = run(*arguments, capture_output=True, text=True)
@@ -102,7 +102,9 @@ def test_colours_are_for_terminals_that_want_them(corpus):
 def test_a_narrow_terminal_gets_narrow_help_and_no_broken_line_of_progress(corpus):
     code, told = on_a_terminal("stream", "--help", COLUMNS="40")
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", told)
-    assert code == 0 and "--microbatch" in plain
+    assert code == 0 and {"--restore", "--microbatch-size", "--canonical-replicas"} <= set(
+        re.findall(r"--[\w-]+", plain)
+    )
     assert max(len(line) for line in plain.splitlines()) <= 40
     code, told = on_a_terminal("stream", *common(corpus), "--steps", "400", COLUMNS="40")
     assert code == 0 and "records" in told
