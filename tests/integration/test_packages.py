@@ -173,6 +173,28 @@ def test_the_core_installs_alone_and_runs_its_example(dist, tmp_path, version, f
     assert told.stdout == f"zephon {ran.stdout.split()[-1]}\n"
 
 
+@pytest.mark.deep
+@pytest.mark.parametrize("extra", ["", "[fast]"])
+def test_wheels_for_free_threaded_python_are_there_without_the_fast_libraries(dist, tmp_path, extra):
+    """What pip would install on CPython 3.14t: every requirement as a wheel; with the extra it finds none."""
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "pip"], check=True)
+    command = [tmp_path / "pip/bin/python", "-m", "pip", "install", "--dry-run", "--quiet", "--only-binary=:all:"]
+    command += [
+        "--implementation=cp",
+        "--python-version=3.14",
+        "--abi=cp314t",
+        "--abi=none",
+        "--target",
+        tmp_path / "no",
+    ]
+    command += [f"--platform={name}" for name in ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "any")]
+    what = f"{wheel_of(dist, 'zephon-core')}{extra}"
+    ran = subprocess.run([*command, what], env=alone(), capture_output=True, text=True, check=False)
+    assert (ran.returncode == 0) == (extra == ""), ran.stderr
+    if extra:
+        assert any(f"No matching distribution found for {name}" in ran.stderr for name in FAST), ran.stderr
+
+
 INTEGRATION = {
     "torchtitan-zephon": """
 from torchtitan_zephon import ZephonDataLoader

@@ -56,7 +56,7 @@ def build(tokenizer, packing="wrap", *, runner="threads", group=0, groups=1, fol
         runner=runner,
         ledger=folder,
     )
-    pipeline = pipeline.filter("number != 5").map_transform(upper, columns=["text"])
+    pipeline = pipeline.filter("number != 5").map_transform(upper, columns=["text", "number"])
     parallelism = 1 if runner == "inline" else 4
     return PACKINGS[packing](pipeline.tokenize(tokenizer, parallelism=parallelism)).shuffle(16, seed=1).batch(2)
 
