@@ -18,6 +18,7 @@ from support.interpreters import ROOT, VERSIONS, alone, find_python, find_uv
 
 PACKAGES = {"zephon-core": "zephon", "torchtitan-zephon": "torchtitan_zephon", "megatron-zephon": "megatron_zephon"}
 EXTRAS = {"all", "fast", "lance", "object-stores", "plot", "ray", "trainers", "vision", "vortex"}
+EXTRAS |= {"hugging-face", "trl"}
 FAST = ("fastokens", "gigatoken")
 
 
