@@ -32,6 +32,14 @@ PAGES = {
     "changelog.md": "CHANGELOG.md",
 }
 """Pages of the site that are files elsewhere in the repository."""
+FOLDERS = {
+    "recipes": (
+        "Example recipes",
+        "They run as they stand once `make demo` has built its corpus: see the first lines.",
+    ),
+    "examples": ("Example programs", "Run them from the project's folder, as in `python -m examples.demo`."),
+}
+"""Folders whose files have a page together."""
 TRAINERS = ("huggingface.md", "lightning.md", "pytorch.md", "automodel.md", "your-own-integration.md")
 API = {
     "zephon": "zephon-core/src/zephon/__init__.py",
@@ -66,7 +74,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages and figures that are made."""
     made: dict[str, str | bytes] = {page: (ROOT / source).read_text(encoding="utf-8") for page, source in PAGES.items()}
     made |= {f"api/{module}.md": _api_page(module) for module in _modules()}
-    made |= {"recipes.md": _recipes_page(), "promises.md": _promises_page()}
+    made |= {f"{folder}.md": _folder_page(folder, *head) for folder, head in FOLDERS.items()}
+    made["promises.md"] = _promises_page()
     made |= {f"figures/{name}.svg": svg_of(name) for name in FIGURES}
     for uri, content in made.items():
         files.append(File.generated(config, uri, content=content))
@@ -86,10 +95,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         for name, elsewhere in PAGES.items():
             if target == elsewhere:
                 return posixpath.relpath(name, posixpath.dirname(uri) or ".") + anchor
-        if target == "recipes":
-            return "recipes.md"
-        if target.startswith("recipes/"):
-            return f"recipes.md#{_slug(posixpath.basename(target))}"
+        folder, _, name = target.partition("/")
+        if folder in FOLDERS:
+            return f"{folder}.md#{_slug(name)}" if name else f"{folder}.md"
         if target == "tests/promises.toml":
             return "promises.md"
         if target.startswith("docs/"):
@@ -138,10 +146,10 @@ def _api_page(module: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _recipes_page() -> str:
-    parts = ["# Example recipes", "They run as they stand once `make demo` has built its corpus: see the first lines."]
-    for path in sorted((ROOT / "recipes").glob("*.*")):
-        language = {".toml": "toml", ".jinja": "jinja"}[path.suffix]
+def _folder_page(folder: str, title: str, text: str) -> str:
+    parts = [f"# {title}", text]
+    for path in sorted((ROOT / folder).glob("[!_]*.*")):
+        language = {".toml": "toml", ".jinja": "jinja", ".py": "python"}[path.suffix]
         parts.append(f"## {path.name}\n\n```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 
@@ -152,7 +160,7 @@ def _promises_page() -> str:
         promises.setdefault(promise.page, []).append(promise)
     parts = ["# Promises and their tests", "What the documentation promises, page by page, and the tests that show it."]
     for page, of_page in promises.items():
-        lines = [f"- {promise.says.replace('<', '&lt;')}" for promise in of_page]
+        lines = ["- " + promise.says.replace("<", "&lt;").replace("[", "\\[") for promise in of_page]
         tests = ["; ".join(f"`{test.rpartition('::')[2]}`" for test in promise.tests) or "none" for promise in of_page]
         parts.append(f"## {page}\n\n" + "\n".join(f"{a} ({b})" for a, b in zip(lines, tests, strict=True)))
     return "\n\n".join(parts) + "\n"

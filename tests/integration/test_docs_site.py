@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -104,3 +105,18 @@ def test_figures_are_drawn_the_same_each_time(site):
         "http" not in re.sub(r"https?://(www\.w3\.org|purl\.org|creativecommons\.org)\S*", "", p.read_text())
         for p in folder.glob("*.svg")
     )
+
+
+@pytest.mark.deep
+@pytest.mark.parametrize(
+    "mistake", ["[a](nowhere.md)", "[a](packing.md#nowhere)", "[a](../tests/conftest.py)", "Text\n- glued item"]
+)
+def test_a_mistake_in_a_page_is_an_error_of_the_build(tmp_path, mistake):
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    with open(tmp_path / "docs" / "limits.md", "a", encoding="utf-8") as page:
+        page.write(f"\n{mistake}\n")
+    settings = f"INHERIT: {ROOT / 'mkdocs.yml'}\ndocs_dir: {tmp_path / 'docs'}\nsite_dir: {tmp_path / 'site'}\n"
+    (tmp_path / "mkdocs.yml").write_text(settings + f"hooks: [{ROOT / 'tools/docs_site.py'}]\n")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", tmp_path / "mkdocs.yml"]
+    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert ran.returncode != 0 and "limits.md" in ran.stdout + ran.stderr
