@@ -27,14 +27,20 @@ PICTURES = {
     "report-documents-dark": ("#documents", True),
 }
 SHOWN = """
-document.querySelectorAll('#documents [role=tab]')[2].click();
-document.querySelectorAll('.records button')[4].click();
+document.querySelectorAll('#documents [role=tab]')[3].click();
+const button = i => document.querySelectorAll('.records button')[i];
+const counts = [...document.querySelectorAll('.records button')].map((_, i) => {
+    button(i).click();
+    return document.querySelectorAll('.document').length;
+});
+button(counts.indexOf(Math.max(...counts))).click();
 document.activeElement.blur();
 """
+"""Opens the record with the most documents of a step."""
 RECIPE = """
 seed = {seed}
 canonical_replicas = 16
-chunk_size = 512
+chunk_size = 16
 pack_algorithm = "best_fit"
 filter = "length(text) > 200"
 cache_dir = "{folder}/cache"

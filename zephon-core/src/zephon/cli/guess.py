@@ -16,7 +16,8 @@ from zephon.ops.chat_messages import MessageFailure, normal_messages
 from zephon.ops.images import TokenizeImages
 from zephon.vision.headers import BadImage, read_header
 
-_USUAL_TEXT = ("text", "txt", "content")
+USUAL_TEXT = ("text", "txt", "content")
+"""Columns of texts that are taken before longer ones."""
 
 
 @dataclass(kw_only=True)
@@ -70,7 +71,7 @@ def guess(
             sizes[path] += len(content)
     for path in pictures:
         del sizes[path]
-    usual = [name for name in _USUAL_TEXT if sizes[name]]
+    usual = [name for name in USUAL_TEXT if sizes[name]]
     text = next(iter([*usual, *(name for name, size in sizes.most_common() if size)]), None)
     if kind in (None, "images") and pictures:
         keys = {"documents": "images"}

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from zephon.cli.guess import Documents, guess, parsed
+from zephon.cli.guess import USUAL_TEXT, Documents, guess, parsed
 from zephon.cli.options import VISION, open_pipeline, vision_settings
 from zephon.cli.output import LiveLine, count, plural, print_table, printable
 from zephon.columns.damage import split_damaged
@@ -103,14 +103,17 @@ class _Source:
         first = self._dataset.columns(self._index_dir, skips=True, spans=self._spans)
         if not first:
             raise DataError(f"'{source.path}' has no columns; expected files with rows.")
+        # Files without a footer are scanned once for each column by which rows are measured: rather that of a run.
+        usual = [str(self._setting("text_field")), *USUAL_TEXT, "messages", "input_ids"]
+        self._sized = next((name for name in usual if name in first), next(iter(first)))
         self._columns = self._dataset.columns_of_all(
-            first, next(iter(first)), index_dir=self._index_dir, skips=True, spans=self._spans
+            first, self._sized, index_dir=self._index_dir, skips=True, spans=self._spans
         )
 
-    def _open(self, columns: Sequence[str]) -> OpenDataset:
+    def _open(self, columns: Sequence[str], sized: str) -> OpenDataset:
         return self._dataset.open(
             columns,
-            size_column=columns[0],
+            size_column=sized,
             cache=self._cache,
             index_dir=self._index_dir,
             is_text=False,
@@ -123,7 +126,7 @@ class _Source:
         """All that is found, as JSON types."""
         types, looked_at = self._looked_at()
         documents = self._documents(looked_at)
-        opened = self._open(documents.columns)
+        opened = self._open(documents.columns, documents.columns[0])
         catalog = opened.catalog
         told: dict[str, Any] = {
             "name": self._source.name,
@@ -172,7 +175,7 @@ class _Source:
     def _looked_at(self) -> tuple[dict[str, str], list[dict[str, Any]]]:
         """Types of all columns, and some rows."""
         kinds, table = self._columns, pa.table({})
-        opened = self._open(list(kinds))
+        opened = self._open(list(kinds), self._sized)
         for group in range(opened.catalog.n_groups):
             table, _, _ = split_damaged(opened.read_group(group))
             if table.num_rows:
@@ -341,7 +344,8 @@ def _examples(opened: OpenDataset, sample: Sampled, blank: np.ndarray, show: int
     shards, rows = opened.catalog.locate(sample.rows[chosen])
     for place, shard, row in zip(chosen.tolist(), shards.tolist(), rows.tolist(), strict=True):
         text = "\n".join(map(_shown, (value for value in sample.values[place] if value is not None)))
-        yield {"shard": str(opened.catalog.shard_names[shard]), "row": row, "text": text[:_SHOWN_CHARS]}
+        text = text[:_SHOWN_CHARS] + " […]" * (len(text) > _SHOWN_CHARS)
+        yield {"shard": str(opened.catalog.shard_names[shard]), "row": row, "text": text}
 
 
 def _shown(value: Any) -> str:
