@@ -146,7 +146,14 @@ class SeenRun:
         lanes = self.lanes or (account.lanes if account else None)
         size = self.global_batch
         pipeline = open_pipeline(
-            config, self.tokenizer, self.seq_len, size, self.vision, global_batch=size, canonical_replicas=lanes
+            config,
+            self.tokenizer,
+            self.seq_len,
+            size,
+            self.vision,
+            global_batch=size,
+            canonical_replicas=lanes,
+            digest_pixels=account.pixels if account else None,
         )
         # A pipeline with a flush index writes to it, which is not done here: so only the place is taken from it.
         place = pipeline.options(flush_index=self.flush_index)

@@ -98,10 +98,10 @@ class ZephonMixin:
         self._options = {**(options or {}), **({"ledger": os.fspath(ledger)} if ledger else {})}
         self._state: dict[str, Any] | None = None
         self._eval_loaders: dict[str, EvaluationLoader] = {}
-        length = getattr(trainer.args, "max_length", None)
-        if seq_len is None and length is None:
+        length = getattr(trainer.args, "max_length", None) if seq_len is None else seq_len
+        if length is None:
             raise PipelineError("seq_len is missing; expected the number of tokens of a record.")
-        self._seq_len = int(length if seq_len is None else seq_len)
+        self._seq_len = int(length)
         processing = trainer.processing_class
         self._tokenizer_of_data = tokenizer or getattr(processing, "tokenizer", processing)
         if self._tokenizer_of_data is None:
