@@ -14,8 +14,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from zephon import __version__
+from zephon.cli.bench import bench
 from zephon.cli.index import index
+from zephon.cli.inspect import inspect
 from zephon.cli.plan import plan
+from zephon.cli.report import report
 from zephon.cli.show import show
 from zephon.cli.stream import stream
 from zephon.cli.verify import verify
@@ -85,5 +88,5 @@ def _main(
         progress.setLevel(logging.INFO)
 
 
-for command in (stream, plan, index, show, verify):
+for command in (inspect, stream, bench, plan, index, show, verify, report):
     app.command(command.__name__, cls=_Command)(command)
