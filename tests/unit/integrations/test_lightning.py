@@ -98,6 +98,14 @@ def test_a_run_goes_on_after_the_batch_processed(saved, recipe, tiny_tokenizer, 
     assert module.seen == seen[12:]
 
 
+def test_steps_are_of_the_global_batch_after_a_resume_with_another_accumulation(saved, recipe, tiny_tokenizer):
+    folder, seen = saved
+    module, data = Module(tiny_tokenizer), data_of(recipe, tiny_tokenizer, microbatch_size=1)
+    trainer = trainer_of(5)
+    trainer.fit(module, data, ckpt_path=folder / "3.ckpt")
+    assert trainer.accumulate_grad_batches == 8 and flat(module.seen) == flat(seen[12:])
+
+
 @pytest.mark.deep
 def test_fit_goes_on_where_the_last_one_of_the_trainer_ended(saved, recipe, tiny_tokenizer):
     module, data, trainer = Module(tiny_tokenizer), data_of(recipe, tiny_tokenizer), trainer_of(2)

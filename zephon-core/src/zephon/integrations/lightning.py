@@ -180,10 +180,18 @@ class ZephonDataModule(LightningDataModule):
 
 
 class _Count(Callback):
-    """The batches that a trainer has processed."""
+    """Counts the batches that a trainer has processed."""
 
     def __init__(self) -> None:
         self.batches = 0
+
+    def on_train_start(self, trainer: Any, *_: Any) -> None:
+        """A restored state is of a step's end, and Lightning steps where its count of batches divides: round it up, for
+        it is of another number of processes, or of a save within a step."""
+        count = trainer.fit_loop.epoch_loop.batch_progress.current
+        missing = -count.processed % trainer.accumulate_grad_batches
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(count, name, getattr(count, name) + missing)
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.batches += 1
