@@ -22,14 +22,14 @@ class Images:
         grids: int32[n_images, 4]: patches high and wide, and the pixels high and wide that they are cut from.
         files: the image files, large_binary[n_images].
         patches: uint8[n_patches, 3 * patch_size**2], those of all images one after the other; None before decoding.
-        is_grey: bool[n_images], images that could not be decoded; None before decoding.
+        reasons: string[n_images], why an image is grey, null for those that were decoded; None before decoding.
     """
 
     offsets: np.ndarray
     grids: np.ndarray
     files: pa.LargeBinaryArray
     patches: np.ndarray | None = None
-    is_grey: np.ndarray | None = None
+    reasons: pa.StringArray | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -38,6 +38,19 @@ class Images:
     def nbytes(self) -> int:
         """Bytes of the files and patches."""
         return int(byte_lengths(self.files).sum()) + (0 if self.patches is None else self.patches.nbytes)
+
+    @property
+    def documents(self) -> np.ndarray:
+        """int64[n_images]: the document of each image."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @property
+    def is_grey(self) -> np.ndarray:
+        """bool[n_images]: images that could not be decoded."""
+        grey: np.ndarray = np.zeros(len(self.grids), dtype=bool)
+        if self.reasons is not None and self.reasons.null_count < len(grey):
+            grey = self.reasons.is_valid().to_numpy(zero_copy_only=False)
+        return grey
 
     @property
     def patch_counts(self) -> np.ndarray:
@@ -57,7 +70,7 @@ class Images:
             self.grids[low:high],
             self.files.slice(low, high - low),
             patches,
-            None if self.is_grey is None else self.is_grey[low:high],
+            None if self.reasons is None else self.reasons.slice(low, high - low),
         )
 
     def take(self, documents: np.ndarray) -> Images:
@@ -65,9 +78,11 @@ class Images:
         items, offsets = ragged_take(self.offsets, documents)
         return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
 
-    def with_patches(self, patches: np.ndarray, is_grey: np.ndarray) -> Images:
-        """The same with their pixels."""
-        return replace(self, patches=patches, is_grey=is_grey)
+    def decoded(self, patches: np.ndarray, reasons: Sequence[str | None]) -> Images:
+        """The same with their pixels, and why some are grey."""
+        # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
+        files = self.files.take(int64_array(np.arange(len(self.files))))
+        return replace(self, files=files, patches=patches, reasons=pa.array(reasons, pa.string()))
 
     def digests(self, *, pixels: bool = False) -> list[bytes]:
         """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its
@@ -100,5 +115,5 @@ class Images:
             np.concatenate([part.grids for part in some]),
             pa.concat_arrays([part.files for part in some]),
             np.concatenate([part.patches for part in decoded]) if has_patches else None,
-            np.concatenate([part.is_grey for part in decoded]) if has_patches else None,
+            pa.concat_arrays([part.reasons for part in decoded]) if has_patches else None,
         )

@@ -271,7 +271,7 @@ class Plan:
         block = RecordBlock.filler(count, self.pack.record_length, self.pad_token)
         if self.pixels is None:
             return block
-        return RecordBlock.concat([self.pixels.decoded(block.slice(n, n + 1))[0] for n in range(count)])
+        return RecordBlock.concat([self.pixels.decoded(block.slice(n, n + 1)) for n in range(count)])
 
     @property
     def stretch(self) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,12 +13,15 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.images import Images
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.tokenizer.tokenizer import Tokenizer
 from zephon.vision.geometry import VisionSettings
 from zephon.vision.headers import BadImage, read_header
 
 MAX_FILE_BYTES = 64 << 20
+_NAMED = 100  # characters of a path
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors that say what is in the folder; others say how the machine is."""
 _PATHS = ("path", "image_name", "file_name", "url")
 
 
@@ -81,19 +87,26 @@ class Media:
             raise BadRow(f"an image is {type(value).__name__}; expected bytes, a struct with bytes or path, or a path")
         if "://" in value or value.startswith("data:"):
             raise BadRow(
-                f"an image is the URL {value[:80]!r}; expected bytes, or a path below media_root, since nothing is "
+                f"an image is the URL {value[:_NAMED]!r}; expected bytes, or a path below media_root, since nothing is "
                 "fetched"
             )
+        named = repr(value[:_NAMED])
         if self._root is None:
-            raise BadRow(f"an image is the path {value!r}, and media_root is missing")
+            raise BadRow(f"an image is the path {named}, and media_root is missing")
         try:
-            path = (self._root / value).resolve()
+            path = Path(os.path.realpath(self._root / value))
             if not path.is_relative_to(self._root):
-                raise BadRow(f"the path {value!r} leads out of media_root")
-            if path.stat().st_size > MAX_FILE_BYTES:
-                raise BadImage(f"the file {value!r} is larger than {MAX_FILE_BYTES:,} bytes")
+                raise BadRow(f"the path {named} leads out of media_root")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise BadImage(f"the path {named} is no file")
+            if status.st_size > MAX_FILE_BYTES:
+                raise BadImage(f"the file {named} is larger than {MAX_FILE_BYTES:,} bytes")
             return path.read_bytes()
         except OSError as error:
-            raise BadImage(f"the file {value!r} cannot be read ({error.strerror})") from None
+            if error.errno in _ABSENT:
+                raise BadImage(f"the file {named} cannot be read ({error.strerror})") from None
+            # Which rows are left out must not depend on the moment.
+            raise DataError(f"cannot read {named} below media_root {self._root}: {error.strerror}.") from None
         except ValueError:
-            raise BadRow(f"the path {value!r} is none") from None
+            raise BadRow(f"the path {named} is none") from None

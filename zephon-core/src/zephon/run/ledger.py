@@ -1,6 +1,6 @@
 """The ledger: what each rank has consumed, record by record, and the comparison of such accounts.
 
-A rank writes two files, only ever by appending, so that a killed process leaves a readable account:
+A rank writes three files, only ever by appending, so that a killed process leaves a readable account:
 
 NAME.ledger
     A header line of JSON, padded to a multiple of 512 bytes, then 40 bytes per record: its sequence number (uint64) and
@@ -8,6 +8,9 @@ NAME.ledger
 NAME.spans
     32 bytes per document, or part of one: sequence number (uint64), place in the record (uint32), index of the dataset
     (uint32), row within the dataset (uint64), first token of the document (uint64).
+
+NAME.steps
+    A line for each step, see `zephon.run.metrics`.
 
 All numbers are little-endian. Every start of a run writes files of its own. What earlier starts consumed of a lane
 behind the place where a later one begins was rolled back and does not count; as long as the data are the same, records
@@ -23,7 +26,9 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -33,8 +38,10 @@ import numpy as np
 from zephon.batch import SampleBatch
 from zephon.columns.appending import append_whole, hold, is_held, new_file
 from zephon.config.topology import Topology
+from zephon.engine.totals import Totals
 from zephon.errors import DataError
 from zephon.run.compile import Compiled
+from zephon.run.metrics import Metrics, StepsWriter
 
 _log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
@@ -53,6 +60,7 @@ class _Header(msgspec.Struct, kw_only=True):
         time: of the start, in nanoseconds.
         job: the same for the ranks of one start, of which several may write for one group.
         host: of the process.
+        pixels: whether digests are over the pixels of images too.
     """
 
     zephon_ledger: Literal[1, 2]
@@ -68,6 +76,7 @@ class _Header(msgspec.Struct, kw_only=True):
     time: int = 0
     job: str = ""
     host: str = ""
+    pixels: bool = False
 
 
 class _File(NamedTuple):
@@ -89,13 +98,24 @@ def check_ledger(option: str, folder: str | os.PathLike[str], compiled: Compiled
         DataError: the run does not go on from that one, whose data are `after` where a state of it was restored.
     """
     data = compiled.digest
-    _refuse_foreign(option, folder, _files(folder, compiled.topology), data[:16], (after or data)[:16])
+    files = _files(folder, compiled.topology)
+    _refuse_foreign(option, folder, files, data[:16], (after or data)[:16], compiled.digests_pixels)
 
 
 def _refuse_foreign(
-    option: str, folder: str | os.PathLike[str], files: Sequence[_File], data: str | None, after: str | None
+    option: str,
+    folder: str | os.PathLike[str],
+    files: Sequence[_File],
+    data: str | None,
+    after: str | None,
+    pixels: bool,
 ) -> None:
     starts = [(file.head.data, file.head.after) for file in files if file.head.data]
+    if starts and files[-1].head.pixels != pixels:
+        raise DataError(
+            f"digest_pixels is {str(pixels).lower()}; expected {str(not pixels).lower()}, as in the ledger in "
+            f"{str(folder)!r}. Set it so (zephon stream --pixels), or name another folder for {option}."
+        )
     if starts and starts[-1][0] not in _linked([*starts, (data, after)]):
         raise DataError(
             f"{option} is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
@@ -132,6 +152,7 @@ class LedgerWriter:
             time=time.time_ns(),
             job=_job(),
             host=socket.gethostname(),
+            pixels=compiled.digests_pixels,
         )
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
@@ -139,18 +160,19 @@ class LedgerWriter:
         self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
         hold(self._records)
         self._spans = new_file(folder, f"{name}.spans", "the ledger")
+        self._steps = StepsWriter(folder, name, compiled, begun)
         try:
             self._check_others(folder, head, int(topology.sequence_numbers(begun, 1)[0]), topology)
         except DataError:
             self.close()
-            for file in (self._records, self._spans):
+            for file in (self._records, self._spans, self._steps.file):
                 os.unlink(file.name)
             raise
 
     def _check_others(self, folder: str | os.PathLike[str], head: _Header, first: int, topology: Topology) -> None:
         """Refuse a folder with other data, or in which another live run writes for these lanes."""
         others = [file for file in _files(folder, topology) if file.path != Path(self._records.name)]
-        _refuse_foreign("ledger", folder, others, head.data, head.after)
+        _refuse_foreign("ledger", folder, others, head.data, head.after, head.pixels)
         until = time.monotonic() + _LOCK_SECONDS
         while live := [file for file in others if file.head.job != head.job and is_held(file.path)]:
             if live[0].head.host == head.host or time.monotonic() > until:
@@ -166,8 +188,8 @@ class LedgerWriter:
             what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
             _log.warning(f"the ledger in %s {what}", folder, last, first)
 
-    def write(self, batch: SampleBatch) -> None:
-        """Append one batch."""
+    def write(self, batch: SampleBatch, until: int, wait: float, totals: Totals) -> None:
+        """Append one batch, which ends at record `until` of the group; the trainer waited `wait` seconds for it."""
         block = batch.block
         entries = np.empty(len(batch), dtype=_RECORD)
         entries["sequence"] = batch.sequence_numbers
@@ -179,14 +201,17 @@ class LedgerWriter:
         try:
             append_whole(self._spans, spans.tobytes())
             append_whole(self._records, entries.tobytes())
+            self._steps.add(batch, until, wait, totals)
         except OSError as error:
             where = self._records.name
             raise DataError(f"the ledger cannot be written to {where}: {error.strerror}; free space there.") from None
 
     def close(self) -> None:
         """Close the files."""
-        self._records.close()
-        self._spans.close()
+        with suppress(OSError):
+            self._steps.flush()
+        for file in (self._records, self._spans, self._steps.file):
+            file.close()
 
 
 @dataclass(frozen=True)
@@ -201,6 +226,7 @@ class Ledger:
         digests: uint8[n, 32].
         groups: int64[n, 2], data-parallel groups and records per batch (0 if unknown) where it was consumed.
         spans: see the module; sorted by sequence number and place.
+        pixels: whether digests are over the pixels of images too.
     """
 
     name: str
@@ -212,11 +238,17 @@ class Ledger:
     digests: np.ndarray
     groups: np.ndarray
     spans: np.ndarray
+    pixels: bool = False
 
     @property
     def global_batch(self) -> int | None:
         """B, or None where it is unknown or has changed."""
         return self.steps[0][2] if len(self.steps) == 1 else None
+
+    def step_of(self, sequence: np.ndarray) -> np.ndarray:
+        """int64[n]: the steps of records, from 1; rounds where the global batch is unknown."""
+        steps: np.ndarray = _step_of(self.steps, self.lanes, sequence)
+        return steps
 
     def step_digests(self, global_batch: int) -> dict[int, bytes]:
         """SHA-256 over the digests of the records of every complete step, by its number, from 1."""
@@ -290,7 +322,34 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         digests=entries["digest"][places],
         groups=np.concatenate(groups)[places],
         spans=np.unique(np.concatenate(spans)),
+        pixels=heads[-1].pixels,
     )
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> Metrics:
+    """The metrics of all ranks in `folder`, put together; empty where the ledger is of a version without them."""
+    files = _files(folder)
+    heads = [file.head for file in files]
+    steps, metrics, limit = _steps(heads), Metrics(), float("inf")
+    for job in reversed(dict.fromkeys(head.job for head in heads)):
+        seen, begun = set[int](), limit
+        for path, head, _ in files:
+            if head.job == job:
+                step_of = partial(_step_of, steps, head.lanes)
+                first = head.dp_group_id not in seen
+                seen.add(head.dp_group_id)
+                metrics.add(path.with_suffix(".steps"), head.dp_degree, head.dp_group_id, step_of, limit, first)
+                begun = min(begun, (head.begun or 0) * head.dp_degree)
+        limit = begun  # what later starts went back behind does not count
+    return metrics
+
+
+def _step_of(steps: Sequence[tuple[int, int, int]], lanes: int, record: Any) -> Any:
+    """The step, from 1, of a record, or of an array of them; rounds count where the global batch is unknown."""
+    number: Any = 0
+    for origin, done, size in steps or ((0, 0, lanes),):
+        number = np.where(record >= origin, (record - origin) // size + done + 1, number)
+    return number if np.ndim(record) else int(number)
 
 
 def _files(folder: str | os.PathLike[str], topology: Topology | None = None) -> list[_File]:
@@ -394,6 +453,10 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         return Difference(None, 0, 0, f"{a.name} has {a.lanes} lanes, {b.name} has {b.lanes}: they are different runs.")
     if not (len(a.sequence) and len(b.sequence)):
         return None
+    if a.pixels != b.pixels:
+        over, other = (a, b) if a.pixels else (b, a)
+        what = "are over the pixels of images (digest_pixels, --pixels)"
+        return Difference(None, 0, 0, f"digests of {over.name} {what}, those of {other.name} are not: make both alike.")
     start, end = max(a.sequence[0], b.sequence[0]), min(_complete_until(a), _complete_until(b))
     shared, in_a, in_b = np.intersect1d(a.sequence, b.sequence, assume_unique=True, return_indices=True)
     alone = np.setxor1d(a.sequence, b.sequence, assume_unique=True)
@@ -409,6 +472,7 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         what = f"only {holder.name} consumed it ({holder.documents(sequence)}), {other.name} did not"
     elif documents[0] == documents[1]:
         what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
+        what += ", images or pixels" * a.pixels
     else:
         what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
     batches, lane = {each for ledger in (a, b) for _, _, each in ledger.steps}, sequence % a.lanes
