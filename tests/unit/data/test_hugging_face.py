@@ -147,6 +147,13 @@ def test_what_cannot_be_read_in_any_order_as_stored_is_refused(saved, make, mess
         Dataset.from_huggingface("hub", make(saved))
 
 
+def test_an_optional_column_that_is_missing_is_null(saved):
+    given = Dataset.from_huggingface("hub", saved)
+    columns = {"columns": ["text", "tools"], "size_column": "text", "optional": {"tools": None}}
+    taken = given.open(**columns, cache=DecodeCache(1 << 20)).take(np.array([5]))
+    assert taken.to_pylist() == [{"text": ROWS["text"][5], "tools": None}]
+
+
 def test_missing_columns_and_rows_are_refused(saved):
     with pytest.raises(DataError, match=r"no column 'txt'.*did you mean 'text'"):
         opened(saved, ["txt"], "txt")

@@ -231,13 +231,9 @@ class Dataset:
         if not columns:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
-<<<<<<< HEAD
             if isinstance(self.table, pa.Table):
-                return open_table(self.name, self.table, columns, size_column, is_text)
-            return open_dataset(self.name, self.table, columns, size_column, is_text, cache)
-=======
-            return open_table(self.name, self.table, columns, size_column, is_text, optional)
->>>>>>> main
+                return open_table(self.name, self.table, columns, size_column, is_text, optional)
+            return open_dataset(self.name, self.table, columns, size_column, is_text, cache, optional)
         lost: list[LostShard] | None = [] if skips else None
         fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         loose = optional if fmt.name == "jsonl" else {}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ import pyarrow as pa
 from zephon.columns.arrow import byte_lengths, string_array, values_of
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
-from zephon.data.columns import check_columns, require_somewhere, sound_table, top_level, with_paths
+from zephon.data.columns import check_columns, physical_columns, require_somewhere, sound_table, top_level, with_paths
 from zephon.data.formats.base import Group, run_bounds
 from zephon.data.memory import digest_of
 from zephon.data.reader import GroupSource, OpenDataset
@@ -68,19 +68,28 @@ class _MappedRows(GroupSource):
 
 
 def open_dataset(
-    name: str, dataset: Any, columns: Sequence[str], size_column: str, is_text: bool, cache: DecodeCache
+    name: str,
+    dataset: Any,
+    columns: Sequence[str],
+    size_column: str,
+    is_text: bool,
+    cache: DecodeCache,
+    optional: Collection[str] = (),
 ) -> OpenDataset:
     """A `datasets.Dataset` as a dataset of one shard, "rows"; see `Dataset.open`.
+
+    Columns that are `optional` may be missing, and are null then.
 
     Raises:
         DataError: no rows, or a column that is missing or no text.
     """
     label = f"dataset {name} (datasets.Dataset)"
     schema, text_column = dataset.data.schema, size_column if is_text else None
-    needed = list(dict.fromkeys([*columns, size_column]))
-    check_columns(schema, needed, text_column, label)
-    for column in needed:
-        require_somewhere(column, with_paths(schema, column).names, label)
+    held = {column: with_paths(schema, column).names for column in dict.fromkeys([*columns, size_column])}
+    missing = {each for each in optional if each in held and not set(physical_columns([each])) <= {*held[each]}}
+    check_columns(schema, [column for column in held if column not in missing], text_column, label)
+    for column in held.keys() - missing:
+        require_somewhere(column, held[column], label)
     if not len(dataset):
         raise DataError(f"dataset '{name}' is a datasets.Dataset without rows; a dataset needs at least one document")
     sizes = _row_bytes(dataset, top_level([size_column], dataset.column_names))
