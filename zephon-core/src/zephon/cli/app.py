@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,13 +55,15 @@ class _Group(TyperGroup):
         raise typer.Exit(2)
 
 
+# Boxes and colours are for people; elsewhere help and errors are plain lines, as on narrow terminals, where rich would
+# cut the names of options.
+_has_boxes = sys.stdout.isatty() and sys.stderr.isatty() and shutil.get_terminal_size().columns >= 80
+
 app = typer.Typer(
     cls=_Group,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Boxes are for people; elsewhere help and errors are plain lines.
-    rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
+    rich_markup_mode="rich" if _has_boxes else None,
     help="Raw documents in, training batches out, the same on any number of GPUs.",
 )
 
