@@ -292,12 +292,14 @@ def test_a_machine_that_gives_other_tokens_is_left_out_and_one_that_is_lost_does
 ):
     """Two machines besides the first: one with a library that tokenizes otherwise, one that disappears."""
     (tmp_path / "sitecustomize.py").write_text(
-        "from zephon.tokenizer.tokenizer import Tokenizer\n"
-        "encode = Tokenizer.encode\n"
-        "def other(self, column):\n"
-        "    values, offsets = encode(self, column)\n"
-        "    return values ^ 1, offsets\n"
-        "Tokenizer.encode = other\n"
+        "import sys\n"
+        "if any('default_worker' in each for each in sys.orig_argv):  # not in what else Ray runs\n"
+        "    from zephon.tokenizer.tokenizer import Tokenizer\n"
+        "    encode = Tokenizer.encode\n"
+        "    def other(self, column):\n"
+        "        values, offsets = encode(self, column)\n"
+        "        return values ^ 1, offsets\n"
+        "    Tokenizer.encode = other\n"
     )
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     bad = cluster.add_node(**node_settings(2), env_vars={"PYTHONPATH": path})
