@@ -218,7 +218,7 @@ class Dataset:
         if not columns:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
-            return open_table(self.name, self.table, columns, size_column, is_text)
+            return open_table(self.name, self.table, columns, size_column, is_text, optional)
         lost: list[LostShard] | None = [] if skips else None
         fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         loose = optional if fmt.name == "jsonl" else {}
