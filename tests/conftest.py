@@ -39,10 +39,11 @@ def _without_browser() -> bool:
     return os.environ.get("CI") != "true" and chromium() is None
 
 
-def pytest_report_header() -> list[str]:
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Names the tests that are left out."""
-    name = _BROWSER_TESTS.relative_to(Path(__file__).parents[1])
-    return [f"no chromium here: {name} is deselected (Debian: apt-get install chromium)"] if _without_browser() else []
+    if _without_browser():
+        name = _BROWSER_TESTS.relative_to(Path(__file__).parents[1])
+        terminalreporter.write_line(f"no chromium here: {name} is deselected (Debian: apt-get install chromium)")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

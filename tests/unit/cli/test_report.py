@@ -70,6 +70,36 @@ def test_a_recipe_alone_is_run_first(zephon, corpus, tmp_path):
     assert any(each["reason"].startswith("no content") and each["source"] == "b" for each in told["left"])
 
 
+def test_by_a_flush_index_the_steps_are_the_same(zephon, corpus, tmp_path):
+    options = "--microbatch-size", "4", "--global-batch", "4", "--steps", "60", "--ledger", tmp_path / "ledger"
+    index = "--flush-index", tmp_path / "index"
+    assert zephon("stream", corpus / "recipe.toml", *options_of(corpus), *options, *index)[0] == 0
+    viewers = []
+    for more in ((), index):
+        options = *options_of(corpus), "--show", "2,30-31,57", *more, "-o", tmp_path / "page.html"
+        code, _, err = zephon("report", tmp_path / "ledger", corpus / "recipe.toml", *options)
+        assert code == 0, err
+        viewers.append(page_of(tmp_path / "page.html")["viewer"])
+    assert viewers[0] == viewers[1] and [each["step"] for each in viewers[0]["steps"]] == [2, 30, 31, 57]
+
+
+def test_a_run_whose_global_batch_changed_has_its_last_steps_and_rounds_in_the_barcode(zephon, corpus, tmp_path):
+    common = corpus / "recipe.toml", *options_of(corpus), "--microbatch-size", "2", "--ledger", tmp_path / "ledger"
+    common += "--canonical-replicas", "2"
+    saved = "--checkpoint", tmp_path / "states"
+    assert zephon("stream", *common, "--global-batch", "2", "--steps", "6", *saved)[0] == 0
+    code, _, err = zephon("stream", *common, "--global-batch", "4", "--steps", "4", "--restore", tmp_path / "states")
+    assert code == 0, err
+    options = *options_of(corpus), "-o", tmp_path / "page.html"
+    code, _, err = zephon("report", tmp_path / "ledger", corpus / "recipe.toml", *options)
+    assert code == 0, err
+    page = page_of(tmp_path / "page.html")
+    assert page["steps"] == [1, 10, 10] and page["global_batch"] == [2, 4]
+    assert {each["step"] for each in page["viewer"]["steps"]} <= {7, 8, 9, 10}
+    assert all(record["trained"] for each in page["viewer"]["steps"] for record in each["records"])
+    assert page["runs"]["word"] == "round" and len(page["runs"]["bins"]) == 14
+
+
 def test_a_long_run_is_drawn_in_stretches_of_steps(zephon, corpus, tmp_path):
     options = "--microbatch-size", "2", "--global-batch", "2", "--steps", "900", "--ledger", tmp_path / "ledger"
     assert zephon("stream", corpus / "recipe.toml", *options_of(corpus), *options)[0] == 0

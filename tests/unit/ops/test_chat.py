@@ -409,6 +409,21 @@ def test_a_column_of_conversations_that_is_not_used_is_refused_by_name(name, col
     next(iter(pipeline_of(columns, lambda pipeline: pipeline.map_transform(lambda row: row, columns=[name]))))
 
 
+def test_a_column_that_a_map_makes_is_named_or_refused_and_one_that_it_does_not_make_is_missing():
+    def with_system(row):
+        return {"messages": row["messages"], "system": "Be brief."}
+
+    columns = {"messages": [talk("hi", "ho")] * 20}
+    before = lambda pipeline: pipeline.map_transform(with_system, columns=["messages"])  # noqa: E731
+    with pytest.raises(PipelineError, match='tokenize_chat does not use column "system"'):
+        next(iter(pipeline_of(columns, before)))
+    batch = next(iter(pipeline_of(columns, before, system="system")))
+    text = load(chat_tokenizer()).decode(batch.to_training(as_numpy=True)["input_ids"][0])
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    with pytest.raises(PipelineError, match='tokenize_chat needs the column "tone", which is not there'):
+        next(iter(pipeline_of(columns, before, system="tone", ignored=["system"])))
+
+
 def test_two_system_messages_are_no_conversation():
     columns = {"messages": [talk("hi", "ho", system="one")] * 20, "system": ["two"] * 20}
     with pytest.raises(Exception, match='a system message beside that of column "system" is an object; expected one'):

@@ -169,7 +169,7 @@ def _page(folders: Sequence[Path], global_batch: int | None, error_report: Path 
         ],
         "read": metrics.read,
         "faults": _faults(error_report),
-        "runs": _barcode(ledgers, folders, global_batch or (ledger.global_batch if ledger.steps else ledger.lanes)),
+        "runs": _barcode(ledgers, folders, global_batch or ledger.global_batch),
     }
 
 
@@ -224,10 +224,11 @@ def _faults(folder: Path | None) -> list[dict[str, Any]]:
 
 
 def _barcode(ledgers: Sequence[Ledger], folders: Sequence[Path], unit: int | None) -> dict[str, Any]:
-    """Digests of steps by run; beyond `_CELLS` steps a cell has the first of several, and differs if one of them
-    does."""
-    unit = unit or ledgers[0].lanes
-    digests = [ledger.step_digests(unit) for ledger in ledgers]
+    """Digests by run of steps of `unit` records, else of rounds.
+
+    Beyond `_CELLS` steps a cell has the first of several, and differs if one of them does.
+    """
+    digests = [ledger.step_digests(unit or ledgers[0].lanes) for ledger in ledgers]
     steps = sorted({step for each in digests for step in each})
     edges = _edges(len(steps), _CELLS) if steps else [0]
     bins = [steps[low:high] for low, high in pairwise(edges)]
@@ -244,7 +245,7 @@ def _barcode(ledgers: Sequence[Ledger], folders: Sequence[Path], unit: int | Non
         difference = compare(ledgers[0], ledger)
         text = difference.text.replace(str(folders[0]), names[0]).replace(str(folder), name) if difference else ""
         runs.append({"name": name, "cells": cells, "different": text})
-    return {"bins": [[some[0], some[-1]] for some in bins], "runs": runs}
+    return {"word": "step" if unit else "round", "bins": [[some[0], some[-1]] for some in bins], "runs": runs}
 
 
 def _viewer(run: SeenRun, ledger: Ledger, show: str | None, most: int, chars: int) -> dict[str, Any]:

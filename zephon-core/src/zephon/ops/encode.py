@@ -92,6 +92,11 @@ class PartsOptions(EncodeOptions):
     unless: ClassVar[str]
     ignored: Names = key((), "Columns that belong to the documents and are left out on purpose.", decides_data=False)
 
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that its options name."""
+        raise NotImplementedError
+
     def parts(self) -> Mapping[str, str]:
         """Columns that change what documents say or train on, with the option that takes each, or ""."""
         raise NotImplementedError
@@ -219,9 +224,12 @@ class Encoder:
         return []
 
     def check_used(self, columns: Iterable[str], dataset: str) -> None:
-        """PipelineError for a column that functions of the user's have made of rows of a dataset, and is not used."""
+        """PipelineError for a column that operators made and that is not used, or that is named and was not made."""
         if isinstance(self._options, PartsOptions):
-            self._options.check_used(columns, dataset)
+            self._options.check_used(columns := list(columns), dataset)
+            for name in self._options.named_columns:
+                if name not in columns:
+                    raise PipelineError(f'dataset "{dataset}": {self._options.kind} {missing_column(name, columns)}')
 
     def column(self, rows: Rows, name: str) -> Any:
         """A column of the rows, or PipelineError."""

@@ -89,7 +89,8 @@ def columns_needed(
     has_parts = isinstance(encode, PartsOptions) and not renamed
     if has_parts:
         used = {name for each in operators for name in (present if each.columns is None else each.columns)}
-        encode = encode.resolved(list(present), dataset.name, used)
+        made_later = [name for name in encode.named_columns if any(_may_make(name, operator) for operator in operators)]
+        encode = encode.resolved([*present, *made_later], dataset.name, used)
     required: dict[str, bool] = {}
     made: set[str] = set()
     unknown = False
@@ -153,7 +154,7 @@ def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:
         if operator.makes is None:
             return named
         made.update(operator.makes)
-    columns = encode.named_columns if isinstance(encode, TokenizeChat) else (encode.field, *encode.extra_columns)
+    columns = encode.named_columns if isinstance(encode, PartsOptions) else (encode.field, *encode.extra_columns)
     made |= {Pretokenized.field} if isinstance(encode, Pretokenized) else set()  # files of one column may name it so
     return named + [name for name in columns if name not in made]
 

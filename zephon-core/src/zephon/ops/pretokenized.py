@@ -79,6 +79,11 @@ class Pretokenized(PartsOptions):
         return tuple(name for name in (self.loss, self.labels, self.positions) if name)
 
     @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that its options name."""
+        return self.field, *self.extra_columns
+
+    @property
     def optional_columns(self) -> tuple[str, ...]:
         """The column that says which ids are padding, beside the ids."""
         name = "".join([*self.field.rpartition(".")[:2], _PADDING])
