@@ -116,8 +116,8 @@ class WorkerPool:
     def call(self, number: int, *args: Any, about: Callable[[], str], near: int | None = None) -> Any:
         """The result, or the exception, of a function.
 
-        If a worker dies, it is replaced and the call is repeated once, alone in a worker. The loss of a whole machine
-        does not count.
+        If a worker dies, it is replaced and the call is repeated once, alone in a worker. A death that is known to be
+        the loss of a whole machine does not count.
 
         Args:
             number: of the function.
