@@ -115,6 +115,8 @@ def test_a_state_is_of_the_batches_consumed_and_others_are_given_again(recipe, t
         if len(given) == 15:
             break
     after = 15 - ahead
+    next(iter(loader))
+    assert loader.state_dict() == states[after // 4]
     rest = take(loader, 24 - after)
     assert sorted(rest) == list(range(2 * after, 48)) and rest.items() <= expected.items()
 

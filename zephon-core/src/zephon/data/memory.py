@@ -65,7 +65,7 @@ def open_table(
         fmt="memory",
         shard_names=string_array(["memory"]),
         shard_sizes=np.array([sizes.sum()], np.int64),
-        shard_digests=string_array([_digest(kept.drop_columns([each for each in missing if each in columns]))]),
+        shard_digests=string_array([digest_of(kept.drop_columns([each for each in missing if each in columns]))]),
         group_shard=np.zeros(len(offsets), np.int32),
         group_rows=rows,
         group_bytes=sizes,
@@ -76,8 +76,8 @@ def open_table(
     return OpenDataset(catalog, _Slices(kept), DecodeCache(0))
 
 
-def _digest(table: pa.Table) -> str:
-    """Of the values, however they lie in memory: `take` writes every buffer afresh, nulls and offsets included."""
+def digest_of(table: pa.Table) -> str:
+    """A digest of the values, however they lie in memory: `take` writes every buffer afresh, nulls included."""
     everything = int64_array(np.arange(table.num_rows))
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema.remove_metadata()) as writer:
         writer.write_table(table.take(everything).combine_chunks())

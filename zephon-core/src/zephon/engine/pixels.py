@@ -46,6 +46,7 @@ class PixelStage:
         lookahead_bytes: patches that may be decoded or under way beyond the next record.
         placeholders: the tokens of an image of one token, which records without images show in their padding; empty
             where they show nothing.
+        elsewhere: `decoded` in another process; None where this one decodes.
     """
 
     vision: VisionSettings
@@ -54,6 +55,7 @@ class PixelStage:
     faults: FaultPolicy
     lookahead_bytes: int
     placeholders: tuple[int, ...] = ()
+    elsewhere: Callable[[RecordBlock], RecordBlock] | None = None
 
     @property
     def reserved(self) -> int:
@@ -89,6 +91,12 @@ class PixelStage:
             record.loss = self._without_grey(record)
         return record
 
+    def describe(self, record: RecordBlock) -> str:
+        """The rows of a record, in words."""
+        rows = zip(record.span_dataset.tolist(), record.span_row.tolist(), strict=True)
+        located = [(self.names[dataset], *self.locate(dataset, row)) for dataset, row in rows]
+        return ", ".join(f'dataset "{name}", shard {shard}, row {row}' for name, shard, row in located[:3])
+
     def _with_grey_image(self, record: RecordBlock) -> RecordBlock:
         """A record with an image of one token in its padding, of its last document; a filler gets an empty one."""
         side = self.vision.merge_size
@@ -122,7 +130,8 @@ class PixelStage:
             for n in range(len(block)):
                 record = block.slice(n, n + 1)
                 patches = 0 if record.images is None else int(record.images.patch_counts.sum())
-                waiting.append((runner.submit("vision", self.decoded, record), patches * self.vision.pixels_per_patch))
+                decoded = runner.submit("vision", self.elsewhere or self.decoded, record)
+                waiting.append((decoded, patches * self.vision.pixels_per_patch))
                 under_way += waiting[-1][1]
                 while waiting and (under_way > self.lookahead_bytes or waiting[0][0].done()):
                     pending, nbytes = waiting.popleft()
