@@ -4,16 +4,67 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import byte_lengths, int64_array, ragged_take
 
+_KEPT = 2  # pieces of memory that wait for their next use, at most
 
-@dataclass(frozen=True, slots=True)
+
+class PixelForm(NamedTuple):
+    """How a batch gives its pixels; see `SampleBatch.to_training`."""
+
+    layout: Literal["packed", "padded"] = "packed"
+    dtype: Literal["float32", "uint8"] = "float32"
+
+
+class PixelsAhead:
+    """The form that the last batch was asked for, in which workers make the pixels of the next ones, and their memory.
+
+    Memory is used again once nothing refers to it: the pages of a new piece of 100 MB take as long as its values.
+    """
+
+    def __init__(self) -> None:
+        self.form: PixelForm | None = None
+        self._free: list[np.ndarray] = []
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PixelsAhead, ()
+
+    def memory(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """An array without values; for one thread at a time."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        fitting = [n for n, block in enumerate(self._free) if nbytes <= block.nbytes <= 2 * nbytes]
+        block = self._free.pop(fitting[-1]) if fitting else np.empty(nbytes + nbytes // 4, dtype=np.uint8)
+        del self._free[:-_KEPT]
+        whole = np.frombuffer(memoryview(block), dtype=np.uint8)  # a new object, finalized with its last view
+        weakref.finalize(whole, self._free.append, block).atexit = False
+        return whole[:nbytes].view(dtype).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyPixels:
+    """The pixels of the images of neighbouring records as a trainer takes them.
+
+    Attributes:
+        form: what `values` are.
+        values: [patches, values], or with "padded" [images, most patches, values].
+        images: how many.
+    """
+
+    form: PixelForm
+    values: np.ndarray
+    images: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Images:
     """The images of n documents, or parts of records, in the order of their tokens.
 
@@ -21,15 +72,19 @@ class Images:
         offsets: int64[n + 1], the images of document i being `offsets[i]:offsets[i + 1]`.
         grids: int32[n_images, 4]: patches high and wide, and the pixels high and wide that they are cut from.
         files: the image files, large_binary[n_images].
-        patches: uint8[n_patches, 3 * patch_size**2], those of all images one after the other; None before decoding.
+        patches: of each image uint8[n_patches, 3 * patch_size**2]; None before decoding.
         is_grey: bool[n_images], images that could not be decoded; None before decoding.
+        ready: the pixels of these images, and perhaps of others, made ahead; None where they are not.
+        ready_at: the place of the first image among those.
     """
 
     offsets: np.ndarray
     grids: np.ndarray
     files: pa.LargeBinaryArray
-    patches: np.ndarray | None = None
+    patches: tuple[np.ndarray, ...] | None = None
     is_grey: np.ndarray | None = None
+    ready: ReadyPixels | None = field(default=None, repr=False)
+    ready_at: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -37,7 +92,7 @@ class Images:
     @property
     def nbytes(self) -> int:
         """Bytes of the files and patches."""
-        return int(byte_lengths(self.files).sum()) + (0 if self.patches is None else self.patches.nbytes)
+        return int(byte_lengths(self.files).sum()) + sum(each.nbytes for each in self.patches or ())
 
     @property
     def patch_counts(self) -> np.ndarray:
@@ -47,17 +102,14 @@ class Images:
     def slice(self, start: int, stop: int) -> Images:
         """Those of documents `start:stop`, as views."""
         low, high = int(self.offsets[start]), int(self.offsets[stop])
-        patches = self.patches
-        if patches is not None:
-            counts = self.patch_counts
-            first = int(counts[:low].sum())
-            patches = patches[first : first + int(counts[low:high].sum())]
         return Images(
             self.offsets[start : stop + 1] - low,
             self.grids[low:high],
             self.files.slice(low, high - low),
-            patches,
+            None if self.patches is None else self.patches[low:high],
             None if self.is_grey is None else self.is_grey[low:high],
+            self.ready,
+            self.ready_at + low,
         )
 
     def take(self, documents: np.ndarray) -> Images:
@@ -65,9 +117,12 @@ class Images:
         items, offsets = ragged_take(self.offsets, documents)
         return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
 
-    def with_patches(self, patches: np.ndarray, is_grey: np.ndarray) -> Images:
-        """The same with their pixels."""
-        return replace(self, patches=patches, is_grey=is_grey)
+    def ready_values(self, form: PixelForm) -> np.ndarray | None:
+        """The pixels in that form, if they have been made ahead for just these images."""
+        ready = self.ready
+        if ready is None or (ready.form, ready.images, 0) != (form, len(self.grids), self.ready_at):
+            return None
+        return ready.values
 
     def digests(self, *, pixels: bool = False) -> list[bytes]:
         """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its
@@ -75,8 +130,7 @@ class Images:
         edges = self.offsets.tolist()
         files = [hashlib.sha256(file).digest() for file in self.files.to_pylist()]
         if pixels and self.patches is not None:
-            each = np.split(self.patches, np.cumsum(self.patch_counts)[:-1])
-            files = [file + hashlib.sha256(patches).digest() for file, patches in zip(files, each, strict=False)]
+            files = [file + hashlib.sha256(patches).digest() for file, patches in zip(files, self.patches, strict=True)]
         grids = self.grids.astype("<i4")
         return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in itertools.pairwise(edges)]
 
@@ -94,11 +148,18 @@ class Images:
         some = [part or Images.none(count) for part, count in zip(parts, counts, strict=True)]
         ends = np.cumsum([0, *(part.offsets[-1] for part in some)])
         decoded = [part for part in some if len(part.grids)]
-        has_patches = bool(decoded) and all(part.patches is not None for part in decoded)
+        patches = [part.patches for part in decoded if part.patches is not None]
+        has_patches = bool(decoded) and len(patches) == len(decoded)
+        first = decoded[0] if decoded else some[0]
+        place, follow = first.ready_at, first.ready is not None
+        for part in decoded:
+            follow, place = follow and part.ready is first.ready and part.ready_at == place, place + len(part.grids)
         return Images(
             np.concatenate([[0], *(part.offsets[1:] + end for part, end in zip(some, ends, strict=False))]),
             np.concatenate([part.grids for part in some]),
             pa.concat_arrays([part.files for part in some]),
-            np.concatenate([part.patches for part in decoded]) if has_patches else None,
+            tuple(itertools.chain(*patches)) if has_patches else None,
             np.concatenate([part.is_grey for part in decoded]) if has_patches else None,
+            first.ready if follow else None,
+            first.ready_at,
         )

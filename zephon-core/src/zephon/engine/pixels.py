@@ -6,21 +6,24 @@ import hashlib
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.faults import RowFault
-from zephon.columns.images import Images
+from zephon.columns.images import Images, PixelsAhead, ReadyPixels
 from zephon.columns.records import PER_SPAN, RecordBlock
+from zephon.config.keys import MAX_INT64
 from zephon.config.options import FaultPolicy
 from zephon.engine.runners import Pending, Runner
 from zephon.errors import DataError
+from zephon.ops.pack import PackFlat
 from zephon.vision.geometry import Grid, VisionSettings
 from zephon.vision.headers import BadImage
-from zephon.vision.pixels import grey_patches, image_patches
+from zephon.vision.pixels import decoding_bytes, grey_patches, image_patches, put, values_shape
 
 OPERATOR = "tokenize_images"
 _LEAST_JUDGED = 1000  # images
@@ -42,9 +45,12 @@ class PixelStage:
         names: of the datasets.
         locate: shard and row within it, of a row of a dataset given by number.
         faults: the fate of images that cannot be decoded.
-        lookahead_bytes: patches that may be decoded or under way beyond the next record.
+        lookahead_bytes: pixels that may be ready or in the making, beyond a record for each worker.
         placeholders: the tokens of an image of one token, which records without images show in their padding; empty
             where they show nothing.
+        workers: how many decode.
+        batch: records of a microbatch, whose pixels are made side by side in one piece of memory.
+        wanted: the form that they are made in; this process alone knows it.
     """
 
     vision: VisionSettings
@@ -53,23 +59,43 @@ class PixelStage:
     faults: FaultPolicy
     lookahead_bytes: int
     placeholders: tuple[int, ...] = ()
+    workers: int = 1
+    batch: int = 1
+    wanted: PixelsAhead = field(default_factory=PixelsAhead)
 
     @property
     def reserved(self) -> int:
         """Places at the end of each record that are padding: the last token of a record is no input of the model."""
         return len(self.placeholders) + 1 if self.placeholders else 0
 
-    def decoded(self, record: RecordBlock) -> tuple[RecordBlock, list[RowFault]]:
+    def memory_bytes(self, pack: PackFlat) -> tuple[int, int]:
+        """Most bytes of pixels, as float32 and packed, that are ready or in the making, and of pictures in decoding."""
+        patches = min(pack.max_patches or MAX_INT64, pack.record_length * self.vision.merge_size**2)
+        record = patches * (self.vision.pixels_per_patch + 4 * self.vision.patch_dim)
+        # Beside the look-ahead a microbatch that is begun, one that is given out, and memory for two to come.
+        return max(self.lookahead_bytes, self.workers * record) + 4 * self.batch * record, decoding_bytes(self.workers)
+
+    def filled(self, record: RecordBlock) -> RecordBlock:
+        """A record with the image of `placeholders` where it has none and should show one."""
+        shows = not self.placeholders or (record.images is not None and len(record.images.grids))
+        return record if shows else self._with_grey_image(record)
+
+    def decoded(
+        self, record: RecordBlock, ready: ReadyPixels | None = None, at: tuple[int, int] = (0, 0)
+    ) -> tuple[RecordBlock, list[RowFault]]:
         """A record with its pixels, and the rows with images that cannot be decoded.
 
         Such an image is grey, and no label of its document is trained on.
+
+        Args:
+            ready: where its pixels are put as well.
+            at: images and patches before its own there.
         """
-        if self.placeholders and (record.images is None or not len(record.images.grids)):
-            record = self._with_grey_image(record)
         images = record.images
         if images is None:
             return record, []
-        patches, is_grey, faults = [], np.zeros(len(images.grids), dtype=bool), []
+        patches, is_grey, faults = list[np.ndarray](), np.zeros(len(images.grids), dtype=bool), []
+        first = at[1]
         files = images.files.to_pylist()
         spans = np.repeat(np.arange(len(images)), np.diff(images.offsets)).tolist()
         for n, (span, file, sizes) in enumerate(zip(spans, files, images.grids.tolist(), strict=True)):
@@ -80,9 +106,13 @@ class PixelStage:
                 patches.append(grey_patches(grid, self.vision))
                 is_grey[n] = True
                 faults.append(self._fault(record, span, n - int(images.offsets[span]) + 1, file, error))
-        pixels = np.concatenate([np.zeros((0, self.vision.pixels_per_patch), dtype=np.uint8), *patches])
+            if ready is not None:
+                put(ready.values, ready.form, at[0] + n, first, patches[-1], self.vision)
+                first += grid.patches
         # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
-        images = replace(images, files=pa.array(files, pa.large_binary()), patches=pixels, is_grey=is_grey)
+        images = Images(
+            images.offsets, images.grids, pa.array(files, pa.large_binary()), tuple(patches), is_grey, ready, at[0]
+        )
         record = replace(record, images=images)
         if faults:
             record.loss = self._without_grey(record, np.unique(np.array(spans)[is_grey]))
@@ -125,18 +155,36 @@ class PixelStage:
         waiting: deque[tuple[Pending, int]] = deque()
         under_way = 0
         judge = _Judge(self.faults, on_fault)
-        for block in blocks:
-            for n in range(len(block)):
-                record = block.slice(n, n + 1)
-                patches = 0 if record.images is None else int(record.images.patch_counts.sum())
-                waiting.append((runner.submit("vision", self.decoded, record), patches * self.vision.pixels_per_patch))
-                under_way += waiting[-1][1]
-                while waiting and (under_way > self.lookahead_bytes or waiting[0][0].done()):
+        records = (self.filled(block.slice(n, n + 1)) for block in blocks for n in range(len(block)))
+        while batch := list(islice(records, self.batch)):
+            for job, of_job in self._jobs(batch):
+                waiting.append((runner.submit("vision", self.decoded, *job), of_job))
+                under_way += of_job
+                # Nothing is stored up before it is known in which form. At most one for one while there is room, so
+                # that a slow consumer finds as many ready as there may be.
+                room = 0 if self.wanted.form is None else self.lookahead_bytes
+                is_due = waiting[0][0].done()
+                while is_due or (under_way > room and len(waiting) > self.workers):
                     pending, nbytes = waiting.popleft()
                     under_way -= nbytes
+                    is_due = False
                     yield judge.passed(*pending.result())
         for pending, _ in waiting:
             yield judge.passed(*pending.result())
+
+    def _jobs(self, batch: Sequence[RecordBlock]) -> Iterator[tuple[tuple[Any, ...], int]]:
+        """The arguments of `decoded` for each record of a microbatch, and bytes of its pixels."""
+        counts = [[] if each.images is None else each.images.patch_counts.tolist() for each in batch]
+        of_all, form = [count for some in counts for count in some], self.wanted.form
+        ready = None
+        if form is not None and of_all:
+            memory = self.wanted.memory(values_shape(form, of_all, self.vision), form.dtype)
+            ready = ReadyPixels(form, memory, len(of_all))
+        shared = 0 if ready is None else ready.values.nbytes // len(batch)
+        images = patches = 0
+        for record, own in zip(batch, counts, strict=True):
+            yield (record, ready, (images, patches)), sum(own) * self.vision.pixels_per_patch + shared
+            images, patches = images + len(own), patches + sum(own)
 
 
 class _Judge:

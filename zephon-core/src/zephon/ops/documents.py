@@ -145,6 +145,11 @@ class DocumentWorker:
             failures += failed
         return int(documents.offsets[-1])
 
+    def image_bytes(self, dataset: int, table: pa.Table) -> int:
+        """Bytes of the files of the images of rows of a dataset."""
+        images = self._documents([_part(dataset, table)], skips=True)[0].images
+        return 0 if images is None else images.nbytes
+
     def texts(self, dataset: int, table: pa.Table) -> list[str]:
         """Texts of rows of a dataset as the tokenizer gets them."""
         rows = self._applied(_part(dataset, table), True, [])

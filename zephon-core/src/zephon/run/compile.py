@@ -53,9 +53,10 @@ _SpecialIds = tuple[int | None, int | None]
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
+_ROWS_WITH_FILES = 16  # whose files are looked at
+_PIXEL_BYTES = 256 << 20  # made ahead
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
-_PIXEL_BYTES = 64 << 20  # of patches decoded ahead
 _REMOTE_FETCHERS = 4
 _READAHEAD_BYTES = 256 << 20
 
@@ -253,7 +254,7 @@ def compile_pipeline(
     vision = _vision_of(needs)
     if vision is not None:
         workers["vision"] = workers["tokenize"]
-    row_bytes = np.array([_row_bytes(inputs, d) for d in range(len(names))])
+    row_bytes = np.array([_row_bytes(inputs, whole, d) for d in range(len(names))])
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -296,6 +297,8 @@ def compile_pipeline(
             options.faults,
             options.prefetch_buffer_size or _PIXEL_BYTES,
             _placeholders(vision, tokenizer, operators.pack),
+            workers["vision"],
+            operators.batch.microbatch_size,
         ),
     )
     return Compiled(
@@ -358,14 +361,18 @@ def _tried(
     return findings
 
 
-def _row_bytes(inputs: Inputs, number: int) -> float:
-    """Bytes per row of all columns that are read: the catalog tells of one, some rows of the others."""
+def _row_bytes(inputs: Inputs, worker: DocumentWorker, number: int) -> float:
+    """Bytes per row of all columns that are read, and of files that it names: the catalog tells of one column, some
+    rows of the others."""
     dataset, need = inputs.datasets[number], inputs.needs[number]
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
     others = [name for name, source in need.columns.items() if source != need.size_column]
     if others:
         table = inputs.sample(number).table
         row_bytes += table.select(others).nbytes / max(1, table.num_rows)
+    if getattr(need.encode, "media_root", None) is not None:
+        some = inputs.sample(number).table.slice(0, _ROWS_WITH_FILES)
+        row_bytes += worker.image_bytes(number, some) / max(1, some.num_rows)
     return max(_LEAST_ROW_BYTES, row_bytes)
 
 
