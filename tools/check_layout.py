@@ -36,6 +36,7 @@ ORDER = [
     ["pipeline"],
     ["io", "work", "__init__"],
     ["loader"],
+    ["integrations"],
     ["cli"],
 ]
 RANK = {room: rank for rank, rooms in enumerate(ORDER) for room in rooms}

@@ -6,9 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support.io_data import SUFFIXES, open_path, write_shard
+from zephon.data import reader
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache
@@ -45,6 +47,28 @@ def test_take_gives_any_rows_in_any_order_with_one_chunk_per_column(tmp_path, su
         assert taken["text"].num_chunks == 1
         assert taken["text"].chunk(0).type == pa.large_string()
         taken.validate(full=True)
+
+
+@pytest.mark.parametrize("least_bytes", [0, 1 << 40])
+def test_long_and_short_rows_of_many_groups_are_the_same_however_they_are_picked(tmp_path, monkeypatch, least_bytes):
+    """Each way of picking gives texts, lists, structs and nulls, also where shards have other types."""
+    monkeypatch.setattr(reader, "_LONG_ROW_BYTES", least_bytes)
+    rows = [
+        {"text": None if n % 7 == 0 else f"{n} " + "é" * (n % 50), "ids": None if n % 5 == 0 else list(range(n % 4))}
+        for n in range(200)
+    ]
+    for shard, kind in enumerate((pa.int32(), pa.int64())):
+        part = rows[shard * 100 : shard * 100 + 100]
+        columns = {name: [row[name] for row in part] for name in ("text", "ids")}
+        table = pa.table(columns, schema=pa.schema([("text", pa.string()), ("ids", pa.list_(kind))]))
+        pq.write_table(table, tmp_path / f"{shard}.parquet", row_group_size=10)
+    dataset = open_path(tmp_path, columns=["text", "ids"])
+    generator = np.random.default_rng(1)
+    for wanted in (generator.permutation(200)[:40], generator.integers(0, 100, 25), np.array([199, 0, 0])):
+        taken = dataset.take(wanted)
+        taken.validate(full=True)
+        assert taken.to_pylist() == [rows[row] for row in wanted]
+        assert all(column.num_chunks == 1 for column in taken.columns)
 
 
 def test_read_group_gives_exactly_the_rows_of_the_group(tmp_path, suffix):

@@ -1,12 +1,14 @@
 """What the ranks of a training job agree on: errors, data, tokenizer and metrics.
 
-The ranks are those of PyTorch's default process group; without one there is a single rank. Except `check_tokenizer` and
-`evaluation_recipe`, these functions are collective: every rank must call them.
+The ranks are those of PyTorch's default process group; without one there is a single rank. Except `data_parallel`,
+`check_tokenizer` and `evaluation_recipe`, these functions are collective: every rank must call them.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,12 +18,58 @@ import numpy as np
 
 from zephon.batch import SampleBatch
 from zephon.config.recipe import DataRecipe
-from zephon.errors import PipelineError, TokenizerError, ZephonError
+from zephon.errors import PipelineError, TokenizerError, TopologyError, ZephonError
 from zephon.run.fingerprint import check_ranks_agree
 from zephon.run.report import Mixture
 from zephon.tokenizer.tokenizer import Tokenizer, load_tokenizer
 
 _T = TypeVar("_T")
+_SAME_DATA = {"tp", "cp", "sp", "pp", "ep", "etp", "tensor", "context", "sequence", "pipeline", "expert"}
+_OTHER_DATA = ("dp", "ddp", "fsdp", "efsdp", "hsdp", "data", "batch", "replicate", "shard")
+"""Names of dimensions of a mesh, along which ranks take the same data or, by how they begin, other data."""
+
+
+def data_parallel(ranks: Any = None) -> tuple[int, int]:
+    """The data-parallel rank of this process, and how many there are. Processes of one rank take the same data.
+
+    Args:
+        ranks: both numbers, or the `DeviceMesh` of the job, whose dimensions are told apart by their names ("dp_shard",
+            "tp"); a mesh of one dimension may have none. By default every process is a rank of its own: those of
+            torch.distributed where it is initialised, else of RANK and WORLD_SIZE, else this one alone.
+
+    Raises:
+        TopologyError: the numbers are none of a rank, or a dimension of the mesh has no such name.
+    """
+    if hasattr(ranks, "get_coordinate"):
+        names = ranks.mesh_dim_names or (("data",) if ranks.ndim == 1 else ("",) * ranks.ndim)
+        for name in names:
+            if not name.startswith(_OTHER_DATA) and name.partition("_")[0] not in _SAME_DATA:
+                raise TopologyError(
+                    f"the mesh has the dimensions {names}; expected names of data parallelism "
+                    f"({', '.join(_OTHER_DATA)}) or of parallelism within a model. Pass rank and number of "
+                    "data-parallel ranks instead."
+                )
+        along = [i for i, name in enumerate(names) if name.startswith(_OTHER_DATA)]
+        sizes, place = [ranks.size(i) for i in along], ranks.get_coordinate()
+        rank = 0
+        for i, size in zip(along, sizes, strict=True):
+            rank = rank * size + place[i]
+        return rank, math.prod(sizes)
+    dist = sys.modules.get("torch.distributed")  # not imported, it is not initialised
+    if ranks is None and dist is not None and dist.is_available() and dist.is_initialized():
+        ranks = dist.get_rank(), dist.get_world_size()
+    elif ranks is None:
+        ranks = os.environ.get("RANK", "0"), os.environ.get("WORLD_SIZE", "1")
+    try:
+        rank, size = map(int, ranks)
+    except (TypeError, ValueError):
+        rank, size = 0, 0
+    if not 0 <= rank < size:
+        raise TopologyError(
+            f"the data-parallel rank and the number of such ranks are {ranks!r}; expected two integers, the first from "
+            "0 to below the second. Correct them, or RANK and WORLD_SIZE."
+        )
+    return rank, size
 
 
 def evaluation_recipe(recipe: DataRecipe, *, repeat: bool) -> DataRecipe:
@@ -42,11 +90,12 @@ def evaluation_recipe(recipe: DataRecipe, *, repeat: bool) -> DataRecipe:
 
 
 def check_tokenizer(
-    path: str, *, model_vocab_size: int | None, special: Mapping[str, int | None], remedy: str
+    path: Any, *, model_vocab_size: int | None, special: Mapping[str, int | None], remedy: str
 ) -> Tokenizer:
-    """Load the tokenizer in `path` and check it against the model and the framework's own tokenizer.
+    """Load a tokenizer and check it against the model and the framework's own tokenizer.
 
     Args:
+        path: its folder, or a tokenizer object.
         model_vocab_size: rows of the model's embedding; None if unknown.
         special: bos_id and eos_id of the framework's tokenizer; None where it has none.
         remedy: advice for a model vocabulary that is too small.
@@ -55,16 +104,17 @@ def check_tokenizer(
         TokenizerError: the vocabulary of the model is too small, or special tokens differ.
     """
     tokenizer = load_tokenizer(path)
+    where = f"in {os.fspath(path)!r}" if isinstance(path, str | os.PathLike) else f"({type(path).__name__})"
     if model_vocab_size is not None and tokenizer.vocab_size > model_vocab_size:
         raise TokenizerError(
-            f"the tokenizer in {path!r} has {tokenizer.vocab_size} tokens; expected at most {model_vocab_size}, the "
+            f"the tokenizer {where} has {tokenizer.vocab_size} tokens; expected at most {model_vocab_size}, the "
             f"vocabulary size of the model. {remedy}"
         )
     for name, expected in special.items():
         actual = getattr(tokenizer, name)
         if expected is not None and actual is not None and expected != actual:
             raise TokenizerError(
-                f"{name} is {actual} in the tokenizer of the data ({path!r}); expected {expected}, as in the trainer's "
+                f"{name} is {actual} in the tokenizer of the data {where}; expected {expected}, as in the trainer's "
                 "tokenizer. Use one tokenizer for both, or correct its tokenizer_config.json or tokenizer.json."
             )
     return tokenizer
@@ -85,26 +135,26 @@ def check_writable(option: str, folder: str) -> None:
 
 def is_distributed() -> bool:
     """Whether the job has more than one rank."""
-    import torch.distributed as dist
-
-    return dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+    dist = sys.modules.get("torch.distributed")
+    return bool(dist and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1)
 
 
 def gather(value: _T) -> list[_T]:
     """The values of all ranks, by rank; pickled, since ranks of one job trust each other."""
-    import torch.distributed as dist
-
     if not is_distributed():
         return [value]
+    import torch.distributed as dist
+
     values: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(values, value)
     return values
 
 
-def on_all_ranks(action: Callable[[], _T]) -> _T:
+def on_all_ranks(action: Callable[[], _T], collect: Callable[[Any], Sequence[Any]] | None = None) -> _T:
     """The result of `action` on this rank. If it fails on any rank, all ranks raise; others the error of the first.
 
-    Otherwise the remaining ranks would wait for the failed one at the next collective call.
+    Otherwise the remaining ranks would wait for the failed one at the next collective call. `collect` is a call in
+    place of `gather`.
     """
     result: Any = None
     failure: Exception | None = None
@@ -112,7 +162,7 @@ def on_all_ranks(action: Callable[[], _T]) -> _T:
         result = action()
     except Exception as error:
         failure = error
-    failures = gather(_portable(failure))
+    failures = (collect or gather)(_portable(failure))
     if failure is not None:
         raise failure
     for rank, other in enumerate(failures):
@@ -124,10 +174,10 @@ def on_all_ranks(action: Callable[[], _T]) -> _T:
 
 def on_first_rank(action: Callable[[], _T]) -> _T:
     """Run `action` on global rank 0; every rank returns its result or raises its error."""
-    import torch.distributed as dist
-
     if not is_distributed():
         return action()
+    import torch.distributed as dist
+
     outcome: list[Any] = [None, None]
     if dist.get_rank() == 0:
         try:
@@ -148,16 +198,19 @@ def _portable(error: Exception | None) -> ZephonError | None:
     return ZephonError(f"{type(error).__name__}: {error}")
 
 
-def check_same_data(fingerprints: Sequence[Mapping[str, Any]]) -> None:
+def check_same_data(
+    fingerprints: Sequence[Mapping[str, Any]], collect: Callable[[Any], Sequence[Any]] | None = None
+) -> None:
     """Check that all ranks read the same data.
 
     Args:
         fingerprints: of this rank's pipelines, in the same order on all ranks; empty on a rank without data.
+        collect: a call in place of `gather`.
 
     Raises:
         PipelineError: which ranks differ from the first, and in what.
     """
-    known = {rank: each for rank, each in enumerate(gather(list(fingerprints))) if each}
+    known = {rank: each for rank, each in enumerate((collect or gather)(list(fingerprints))) if each}
     for nth in range(max(map(len, known.values()), default=0)):
         check_ranks_agree({rank: each[nth] for rank, each in known.items()})
 
