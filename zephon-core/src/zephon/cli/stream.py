@@ -156,7 +156,8 @@ def read_states(path: Path) -> list[Any]:
                     f"({error}). Install them, or run the command where the trainer runs."
                 ) from None
     states = []
-    for file in [path] if path.is_file() else sorted(path.glob("*.json")):
+    of_trainer = [*path.glob("zephon_state.json")]  # beside other files of a checkpoint
+    for file in [path] if path.is_file() else of_trainer or sorted(path.glob("*.json")):
         try:
             states.append(json.loads(file.read_bytes()))
         except (OSError, ValueError, RecursionError) as error:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,9 +32,9 @@ _MAX_OPEN_SHARDS = 128
 _DENSE_SHARE = 0.4
 
 # Rows of at least so many bytes are picked one by one and joined, which copies them once; where they are shorter, their
-# number costs more than a second copy does. In that way the groups stay in memory until all rows are picked.
+# number costs more than a second copy does. Rows picked in that way keep their groups in memory: at most so many bytes.
 _LONG_ROW_BYTES = 4096
-_MOST_GROUP_BYTES = 128 << 20
+_HELD_BYTES = 128 << 20
 
 _ANNOUNCED_KEPT = 1024
 # How often a group of a file of a store is read, with its bytes fetched anew, before the file counts as damaged.
@@ -183,29 +184,54 @@ def _taken(
         new_starts = np.cumsum(group_rows[groups]) - group_rows[groups]
         shift = new_starts - starts[groups]
         return _picked(tables, rows + shift[np.searchsorted(groups, of_row)])
-    tables[turn] = first = read(int(groups[turn]), int(counts[turn]))
-    if first.nbytes >= _LONG_ROW_BYTES * first.num_rows and first.nbytes * len(groups) <= _MOST_GROUP_BYTES:
-        for i in [*range(turn + 1, len(groups)), *range(turn)]:
-            tables[i] = read(int(groups[i]), int(counts[i]))
-        return _joined_rows(tables, np.searchsorted(groups, of_row), rows - starts[of_row])
     order = np.argsort(of_row, kind="stable")
     ends = np.cumsum(counts)
-    inside = int64_array((rows - starts[of_row])[order])
-    for i in [*range(turn, len(groups)), *range(turn)]:
-        table = first if i == turn else read(int(groups[i]), int(counts[i]))
-        tables[i] = table.take(inside.slice(ends[i] - counts[i], counts[i]))
+    inside = (rows - starts[of_row])[order]
+    turns = [*range(turn, len(groups)), *range(turn)]
+    read_in_turn = ((ends[i] - counts[i], ends[i], read(int(groups[i]), int(counts[i]))) for i in turns)
+    first = next(read_in_turn)
+    in_turn = itertools.chain([first], read_in_turn)
+    if first[2].nbytes >= _LONG_ROW_BYTES * first[2].num_rows:
+        return _joined_rows(in_turn, inside, order)
+    for i, (low, high, table) in zip(turns, in_turn, strict=True):
+        tables[i] = table.take(int64_array(inside[low:high]))
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return _picked(tables, back)
 
 
-def _joined_rows(tables: Sequence[pa.Table], of_row: np.ndarray, inside: np.ndarray) -> pa.Table:
-    """Row `inside[i]` of table `of_row[i]` for each i, copied once; int64[n] both."""
-    batches = [table.combine_chunks().to_batches()[0] for table in tables]
-    picked = [batches[t].slice(row, 1) for t, row in zip(of_row.tolist(), inside.tolist(), strict=True)]
-    if any(batch.schema != batches[0].schema for batch in batches):
-        return _concatenated([pa.Table.from_batches([row]) for row in picked]).combine_chunks()
-    return pa.Table.from_batches(picked).combine_chunks()
+def _joined_rows(
+    groups: Iterable[tuple[int, int, pa.Table]], inside: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
+) -> pa.Table:
+    """Rows of several groups, copied once.
+
+    Args:
+        groups: (low, high, group), the rows `inside[low:high]` of which are wanted, in the places `order[low:high]`.
+        inside, order: int64[n].
+    """
+    picked: list[Any] = [None] * len(order)  # a record batch of one row per place
+    held: list[int] = []
+    nbytes = 0
+    for low, high, group in groups:
+        if held and nbytes + group.nbytes > _HELD_BYTES:  # copy what was picked so far, which lets the groups go
+            copied = _one_batch([picked[place] for place in held])
+            for i, place in enumerate(held):
+                picked[place] = copied.slice(i, 1)
+            held, nbytes = [], 0
+        batch = group.combine_chunks().to_batches()[0]  # free: a group has one chunk per column
+        nbytes += group.nbytes
+        for row, place in zip(inside[low:high].tolist(), order[low:high].tolist(), strict=True):
+            picked[place] = batch.slice(row, 1)
+            held.append(place)
+    return pa.Table.from_batches([_one_batch(picked)])
+
+
+def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if all(batch.schema == batches[0].schema for batch in batches):
+        table = pa.Table.from_batches(batches)
+    else:
+        table = _concatenated([pa.Table.from_batches([batch]) for batch in batches])
+    return table.combine_chunks().to_batches()[0]
 
 
 def _picked(tables: Sequence[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
