@@ -1,19 +1,24 @@
 """The command `zephon` as people call it: real processes, killed, interrupted and resumed."""
 
+import io
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
 from examples.corpus import train_tokenizer, write_recipe
-from zephon import ZephonError
+from support import step_digests
+from support.vision_data import file_of, image_tokenizer, picture
+from zephon import Pipeline, ZephonError
 from zephon.cli.matrix import Leg, Matrix, Run, Setup
+from zephon.cli.options import vision_settings
 from zephon.run.ledger import compare, read_ledger
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +78,79 @@ def test_verify_proves_a_recipe_through_kills_and_resumes(corpus, tmp_path):
     file.write_bytes(content)
     difference = compare(read_ledger(keep / "dp-1" / "ledger"), read_ledger(other))
     assert (difference.step, difference.lane) == (4, 1)
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    """A recipe of a tar archive, conversations with files below a folder, and text."""
+    folder = tmp_path_factory.mktemp("images")
+    files = [file_of(picture(20 + 5 * n, 60, seed=n), ("JPEG", "PNG", "WEBP")[n % 3]) for n in range(24)]
+    pages = [{"texts": [None, f"page {n}"], "caption": f"page {n}"} for n in range(24)]
+    with tarfile.open(folder / "pages.tar", "w") as archive:
+        for n, (file, page) in enumerate(zip(files, pages, strict=True)):
+            for kind, data in ((("jpg", "png", "webp")[n % 3], file), ("json", json.dumps(page).encode())):
+                member = tarfile.TarInfo(f"{n:05}.{kind}")
+                member.size = len(data)
+                archive.addfile(member, io.BytesIO(data))
+    (folder / "media").mkdir()
+    for n, file in enumerate(files):
+        (folder / "media" / f"{n}.jpg").write_bytes(file)
+    talks = [{"image": f"{n}.jpg", "text": f"<image> shows {n} " + "a thing " * (n % 9)} for n in range(24)]
+    (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
+    (folder / "text.jsonl").write_text(
+        "".join(json.dumps({"text": f"text {n} " * (n % 9 + 1)}) + "\n" for n in range(40))
+    )
+    (folder / "recipe.toml").write_text("""
+seed = 5
+canonical_replicas = 4
+chunk_size = 8
+max_images = 2
+cache_dir = "cache"
+[[sources]]
+name = "pages"
+path = "pages.tar"
+documents = "images"
+text_field = "json.caption"
+[[sources]]
+name = "talks"
+path = "talks.jsonl"
+documents = "images"
+media_root = "media"
+[[sources]]
+name = "text"
+path = "text.jsonl"
+""")
+    image_tokenizer(folder / "tokenizer")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (["--dp", "1,2", "--steps", "3"], 2),
+        pytest.param(["--dp", "1,2,4", "--resume-at", "1,3", "--steps", "5"], 6, marks=pytest.mark.deep),
+    ],
+    ids=["topologies", "resumes"],
+)
+def test_verify_proves_the_pixels_of_a_recipe_with_images(images, options, runs):
+    vision = "patch_size=8,min_pixels=256,max_pixels=4096"
+    options = [*options, "--global-batch", "4", "--microbatch-size", "1", "--vision", vision, "--pixels"]
+    sizes = "--tokenizer", images / "tokenizer", "--seq-len", "96"
+    out, err = (process := command("verify", images / "recipe.toml", *sizes, *options)).communicate()
+    assert process.returncode == 0, err
+    steps = options[options.index("--steps") + 1]
+    assert out.splitlines()[-1] == f"all {runs} runs gave the same {steps} global batches"
+    pipeline = Pipeline.from_recipe(
+        images / "recipe.toml",
+        tokenizer=images / "tokenizer",
+        seq_len=96,
+        microbatch_size=4,
+        global_batch=4,
+        vision=vision_settings(vision),
+        digest_pixels=True,
+    )
+    assert step_digests([pipeline], 1, 4)[0].hex() in out
+    pipeline.close()
 
 
 def test_ranks_of_a_finite_recipe_end_at_the_same_step(corpus):

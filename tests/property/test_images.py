@@ -6,6 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
+from PIL import ImageFile
 
 from support import step_digests
 from support.vision_data import file_of, image_tokenizer, picture
@@ -13,6 +15,7 @@ from zephon import Pipeline
 from zephon.errors import CheckpointError, DataError, PipelineError
 from zephon.io import Dataset
 from zephon.vision.geometry import VisionSettings
+from zephon.vision.probes import image_pixels
 from zephon.work import StaticMixtureWorkSource
 
 BATCH = 8
@@ -150,6 +153,36 @@ def test_an_image_that_cannot_be_decoded_ends_the_run_by_default(data):
     ):
         for _, _batch in zip(range(40), pipeline(data, on_error="raise", pages=False), strict=False):
             pass
+
+
+@pytest.mark.parametrize("change", ["truncated images pass", "another resize"])
+def test_a_state_of_other_pixels_is_refused_by_name(data, monkeypatch, change):
+    before = pipeline(data, runner="inline")
+    stream = iter(before)
+    next(stream)
+    state = before.checkpoint()
+    following = next(stream)
+    pixels = state["fingerprint"]["image_pixels"]
+    if change == "truncated images pass":
+        monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    else:
+        resize = torch.nn.functional.interpolate
+        monkeypatch.setattr(
+            torch.nn.functional,
+            "interpolate",
+            lambda picture, size, mode, antialias: resize(picture.float(), size, mode=mode).byte(),
+        )
+    image_pixels.cache_clear()
+    try:
+        after = pipeline(data, runner="inline")
+        with pytest.raises(CheckpointError, match=f"image_pixels: was '{pixels}', is .* make other pixels"):
+            after.restore(state)
+        (changed,) = [name for name, value in after.compiled.fingerprint.items() if value != state["fingerprint"][name]]
+        assert changed == "image_pixels"
+        batch = next(iter(after.restore(state, allow_changes=["image_pixels"])))
+        assert np.array_equal(batch.tokens, following.tokens)
+    finally:
+        image_pixels.cache_clear()
 
 
 def test_documents_with_images_are_not_cut(data):

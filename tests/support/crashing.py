@@ -2,6 +2,8 @@
 
     python crashing.py FOLDER TOKENIZER KILLS SEED
 
+FOLDER has folders of texts, a and b, and perhaps one of images, pairs.
+
 Ranks are forked from this process, which has imported everything and started no thread; each writes its state at every
 step end, like a trainer that checkpoints always, and its ledger. They are killed with SIGKILL after a random time: in
 start-up, between batches, while writing a state. What is in FOLDER/states then is all that the next ranks have.
@@ -19,16 +21,20 @@ from pathlib import Path
 
 from zephon import Pipeline
 from zephon.io import Dataset
+from zephon.vision.geometry import VisionSettings
+from zephon.vision.probes import image_pixels
 from zephon.work import StaticMixtureWorkSource
 
 LANES, BATCH, MICROBATCH = 8, 16, 2
+SHARES = {"a": 2.0, "b": 1.0, "pairs": 3.0}
 LEAST_RESUMES, LEAST_STEPS = 5, 20
 
 
 def build(folder: Path, tokenizer: Path, groups: int, group: int, ledger: Path) -> Pipeline:
-    datasets = [Dataset.from_path(name, folder / name) for name in ("a", "b")]
-    source = StaticMixtureWorkSource(datasets=datasets, mixture={"a": 2.0, "b": 1.0}, seed=11, chunk_size=64)
-    return (
+    shares = {name: share for name, share in SHARES.items() if (folder / name).exists()}
+    datasets = [Dataset.from_path(name, folder / name) for name in shares]
+    source = StaticMixtureWorkSource(datasets=datasets, mixture=shares, seed=11, chunk_size=64)
+    pipeline = (
         Pipeline(source)
         .options(
             canonical_replicas=LANES,
@@ -38,12 +44,16 @@ def build(folder: Path, tokenizer: Path, groups: int, group: int, ledger: Path) 
             ledger=ledger,
             prefetch_buffer_size=200_000,
             io_options={"cache": {"dir": folder / "cache"}},
+            digest_pixels=True,
+            on_error="skip" if "pairs" in shares else "raise",
         )
-        .tokenize(tokenizer, parallelism=1)
-        .pack_flat(127)
-        .shuffle(64, seed=1)
-        .batch(MICROBATCH)
+        .tokenize(tokenizer, parallelism=1, datasets=["a", "b"])
     )
+    if "pairs" in shares:
+        vision = VisionSettings(patch_size=8, min_pixels=256, max_pixels=4096)
+        pipeline = pipeline.tokenize_images(tokenizer, vision=vision, datasets=["pairs"], parallelism=1)
+    packed = pipeline.pack_flat(127, "best_fit", max_images=3) if "pairs" in shares else pipeline.pack_flat(127)
+    return packed.shuffle(64, seed=1).batch(MICROBATCH)
 
 
 def rank(folder: Path, tokenizer: Path, groups: int, group: int, states: list[dict]) -> None:
@@ -77,6 +87,8 @@ def main(folder: Path, tokenizer: Path, kills: int, seed: int) -> None:
     choose = random.Random(seed)
     topologies, resumes = [], 0
     (folder / "states").mkdir()
+    if (folder / "pairs").exists():
+        image_pixels()  # imports torch, which takes longer than ranks live
     # On a busy machine ranks get longer to live, so that some of them come to write a state.
     step, patience = -1, 1.0
     while kills > 0 or resumes < LEAST_RESUMES or step < LEAST_STEPS:

@@ -97,3 +97,20 @@ def test_digests_may_be_over_pixels(zephon, pairs, tmp_path):
         assert zephon("stream", *options, tmp_path / name, *more)[0] == 0
     without, first, second = ((tmp_path / name).read_text() for name in "abc")
     assert without != first == second
+
+
+def test_ledgers_say_whether_their_digests_are_over_pixels(zephon, pairs, tmp_path):
+    recipe, *others = stream_of(pairs)
+    stream = "stream", recipe, *others, "--microbatch-size", "4", "--steps", "2", "--ledger"
+    assert zephon(*stream, tmp_path / "without")[0] == 0
+    assert zephon(*stream, tmp_path / "with", "--pixels")[0] == 0
+    shows = "show", recipe, *others, "--step", "2", "--ledger"
+    for name in ("without", "with"):
+        code, _, err = zephon(*shows, tmp_path / name)
+        assert code == 0, err
+    code, out, _ = zephon("verify", tmp_path / "with", tmp_path / "without")
+    assert code == 1
+    assert re.search("digests of .*with are over the pixels of images .*, those of .*without are not: make both", out)
+    code, _, err = zephon(*stream, tmp_path / "with")
+    assert code == 2
+    assert "digest_pixels is false; expected true, as in the ledger" in err

@@ -1,5 +1,7 @@
 """Batches with images in the form of TorchTitan's multimodal collator."""
 
+import tomllib
+from contextlib import nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest import mock
@@ -19,8 +21,8 @@ from torchtitan.hf_datasets.multimodal.utils.image import resize_to_patch_budget
 from support.vision_data import file_of, image_tokenizer, picture
 from torchtitan_zephon import ZephonDataLoader
 from torchtitan_zephon.forms import _with_images
-from torchtitan_zephon.vision import vision_settings
-from zephon import DataError, PipelineError
+from torchtitan_zephon.vision import check_images, vision_settings
+from zephon import DataError, DataRecipe, PipelineError
 from zephon.loader import VisionSettings
 
 pytestmark = pytest.mark.frameworks
@@ -148,12 +150,30 @@ def test_a_batch_without_an_image_ends_the_run_where_other_ranks_would_wait(data
         (None, "", "the recipe has images, and vision is missing"),
         (stock(max_images_per_batch=3), "max_images = 2", "max_images is 2; expected at most 1"),
         (stock(max_images_per_batch=3), "", "max_images is None; expected at most 1"),
+        (stock(), "max_patches = 3", "max_patches is 3; expected at least 4, that of the smallest image"),
+        (stock(min_pixels=100_000, max_pixels=400_000), "", "max_length is 96; expected at least 129"),
         (stock(resize_fn=max), "", "resize_fn is max; expected resize_to_pixel_budget or resize_to_patch_budget"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(data, vision, more, message):
     with pytest.raises(Exception, match=message):
         loader(data, vision, more)
+
+
+def test_text_alone_needs_always_image_on_several_ranks(data):
+    folder, _, tokenizer = data
+    pq.write_table(pa.table({"text": ["some words"] * 50}), folder / "words.parquet")
+    words = RECIPE.replace("}}]", '}}, {{ name = "words", path = "words.parquet", documents = "text" }}]')
+    settings = vision_settings(stock(), tokenizer)
+    for more, ranks, message in (
+        ("", 2, "always_image is false; expected true on 2 ranks, as words has no"),
+        ("", 1, ""),
+    ):
+        recipe = DataRecipe.from_dict(tomllib.loads(words.format(more=more)))
+        with pytest.raises(PipelineError, match=message) if message else nullcontext():
+            check_images(stock(), settings, recipe, records=LOCAL, seq_len=SEQ, ranks=ranks)
+    recipe = DataRecipe.from_dict(tomllib.loads(words.format(more="always_image = true")))
+    check_images(stock(), settings, recipe, records=LOCAL, seq_len=SEQ, ranks=2)
 
 
 def test_settings_must_be_those_of_the_models_encoder(data):

@@ -31,7 +31,7 @@ def test_images_of_mmc4_come_before_the_text_that_they_are_matched_with():
     images = [{"image_name": name, "matched_text_index": at} for name, at in [("x", 1), ("y", 0.0), ("z", 1)]]
     x, y, z = map(Shown, images)
     assert pieces_of(["one", "two", "three"], images) == [y, "one", x, z, "two", "three"]
-    for at in (3, -1, None, 0.5):
+    for at in (3, -1, None, 0.5, float("nan"), float("inf")):
         with pytest.raises(BadRow, match=f"an image has the matched_text_index {at!r}; expected the place of one of 1"):
             pieces_of(["one"], [{"image_name": "x", "matched_text_index": 0}, {"matched_text_index": at}])
 
@@ -39,6 +39,7 @@ def test_images_of_mmc4_come_before_the_text_that_they_are_matched_with():
 @pytest.mark.parametrize(
     ("text", "images", "message"),
     [
+        (["one", "two"], "a", "2 texts and 1 images; expected lists of the same length"),
         (["one"], ["a", "b"], "1 texts and 2 images; expected lists of the same length"),
         ("<image> and <image>", ["a"], "2 <image> in the text and 1 images"),
         ("<image>", None, "1 <image> in the text and 0 images"),

@@ -95,6 +95,25 @@ def test_columns_of_parquet(tmp_path, tokenizer, layout):
     assert documents_of(tmp_path / "a.parquet", tokenizer, **keys) == PAIRS
 
 
+def test_lists_of_texts_and_images_in_the_json_of_tar_archives(tmp_path, tokenizer):
+    (tmp_path / "media").mkdir()
+    for n, file in enumerate(FILES):
+        (tmp_path / "media" / f"{n}.jpg").write_bytes(file)
+    pages = [
+        {"texts": ["one", None, "two"], "images": [None, "0.jpg", None]},
+        {"texts": [None, "three"], "images": [{"path": "1.jpg"}, None]},
+        {"texts": ["four"], "images": [None]},
+    ]
+    write_tar(tmp_path / "a.tar", [[("json", json.dumps(page).encode())] for page in pages])
+    keys = {"text_field": "json.texts", "images_field": "json.images", "media_root": str(tmp_path / "media")}
+    expected = [f"one{run(0)}two<|eos|>", f"{run(1)}three<|eos|>", "four<|eos|>"]
+    assert documents_of(tmp_path / "a.tar", tokenizer, **keys) == expected
+    lists = [{"texts": ["one", "two"]}, {"texts": [None, "one"]}]
+    write_tar(tmp_path / "b.tar", [[("json", json.dumps(each).encode()), ("jpg", FILES[0])] for each in lists])
+    with pytest.raises(DataError, match="2 texts and 1 image"):
+        documents_of(tmp_path / "b.tar", tokenizer, text_field="json.texts")
+
+
 def test_json_lines_with_paths_below_a_folder(tmp_path, tokenizer):
     (tmp_path / "media" / "x").mkdir(parents=True)
     for n, file in enumerate(FILES):

@@ -1,11 +1,14 @@
 """Rows of text and images as tokens."""
 
+import errno
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from support.vision_data import file_of, image_tokenizer, picture
-from zephon.errors import PipelineError
+from zephon.errors import DataError, PipelineError
 from zephon.ops.images import TokenizeImages
 from zephon.ops.rows import RowFailure, Rows
 from zephon.tokenizer.tokenizer import load_tokenizer
@@ -58,7 +61,7 @@ def test_text_that_spells_a_placeholder_stays_text(folder):
     assert len(documents.images.grids) == 1
 
 
-def test_rows_that_cannot_be_used(folder, tmp_path):
+def test_rows_that_cannot_be_used(folder, tmp_path, monkeypatch):
     (tmp_path / "media").mkdir()
     (tmp_path / "media" / "a.jpg").write_bytes(FILE)
     (tmp_path / "secret.jpg").write_bytes(FILE)
@@ -74,5 +77,13 @@ def test_rows_that_cannot_be_used(folder, tmp_path):
             encoded(folder, ["x"], ["a.jpg"], media_root=str(root))
     with pytest.raises(RowFailure):
         encoded(folder, ["x"], [b"no image"])
+
+    def failing(_):
+        raise OSError(errno.EIO, "Input/output error")
+
+    # A row is left out because of its content; what a machine cannot do at the moment is none of it.
+    monkeypatch.setattr(Path, "read_bytes", failing)
+    with pytest.raises(DataError, match=r"cannot read 'a.jpg' below media_root .*: Input/output error"):
+        encoded(folder, ["x"], ["a.jpg"], skips=True, media_root=str(tmp_path / "media"))
     _, _, rows = encoded(folder, [["a", "b"]], [[FILE]], skips=True)
     assert "2 texts and 1 images; expected lists of the same length" in rows.failed[0][2]

@@ -32,11 +32,12 @@ def test_the_size_is_that_of_the_picture(kind, mode, options, size):
     assert (header.format, header.width, header.height) == (kind.lower(), *size)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_exif_turns_the_size(orientation):
+def test_exif_turns_the_size(kind, orientation):
     image = picture(60, 40)
     image.getexif()[0x0112] = orientation
-    header = read_header(file_of(image, exif=image.getexif()))
+    header = read_header(file_of(image, kind, exif=image.getexif()))
     assert (header.width, header.height) == ((40, 60) if orientation > 4 else (60, 40))
     assert header.orientation == orientation
 

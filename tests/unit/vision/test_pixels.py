@@ -1,5 +1,6 @@
 """Patches bit for bit as TorchTitan makes them, and pictures turned as EXIF says."""
 
+import io
 import os
 import random
 import threading
@@ -95,13 +96,14 @@ def test_grids_are_those_of_torchtitan(budget):
         assert settings.grid(width, height) == ((high + pad_high) // patch, (wide + pad_wide) // patch, high, wide)
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_as_exif_says(orientation):
+def test_pictures_are_turned_as_exif_says(kind, orientation):
     settings = VisionSettings(patch_size=8, merge_size=1, min_pixels=1)
     image = picture(64, 48)
     image.getexif()[0x0112] = orientation
-    data = file_of(image, quality=95, exif=image.getexif())
-    upright = np.asarray(ImageOps.exif_transpose(Image.open(__import__("io").BytesIO(data))))
+    data = file_of(image, kind, quality=95, exif=image.getexif())
+    upright = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))))
     patches = image_patches(data, grid_of(data, settings), settings)
     high, wide = upright.shape[0] // 8, upright.shape[1] // 8
     shown = patches.reshape(high, wide, 3, 8, 8).transpose(0, 3, 1, 4, 2).reshape(high * 8, wide * 8, 3)

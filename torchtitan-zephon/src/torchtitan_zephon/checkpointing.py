@@ -51,7 +51,7 @@ def to_keys(state: Mapping[str, Any], global_batch: int | None, tokens: Mapping[
         )
     # The key of the run must be equal on every rank, so parts of single ranks are merged.
     run = replace(read, lanes={}, dp_degree=0, dp_group_id=0).to_dict()
-    if read.earlier:
+    if read.earlier or read.images:
         run = merge_checkpoints(gather(run))
     return {
         _RUN: _packed(json.dumps({"state": run, "global_batch": global_batch, "tokens": dict(tokens)}, sort_keys=True)),

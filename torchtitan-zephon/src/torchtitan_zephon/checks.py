@@ -7,7 +7,7 @@ from typing import Any
 
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
-from torchtitan_zephon.vision import vision_settings
+from torchtitan_zephon.vision import check_images, vision_settings
 from zephon import DataRecipe, TokenizerError, TopologyError
 from zephon.loader import Topology, check_division, on_all_ranks, open_once, resolve_lanes
 
@@ -62,10 +62,15 @@ def check_ahead(view: TrainerView) -> None:
         training, degree = trainer.training, view.dp_degree
         if recipes[0] is not None:
             check_topology(recipes[0], view.global_batch(degree), dp_world_size=degree, dp_rank=0)
-        length = training.max_context_length if hasattr(training, "max_context_length") else training.seq_len
+        if hasattr(training, "max_context_length"):  # main branch
+            length = training.max_context_length
+            records = training.num_tokens_per_microbatch_per_dp_rank // length
+        else:
+            length, records = training.seq_len, training.local_batch_size
         for config, recipe in zip(configs, recipes, strict=True):
             if config is not None and os.environ.get("LOCAL_RANK", "0") == "0":
                 vision = vision_settings(config.vision, getattr(trainer, "tokenizer", None), view.model)
+                check_images(config.vision, vision, recipe, records=records, seq_len=length, ranks=degree)
                 open_once(recipe, tokenizer=trainer.hf_assets_path, seq_len=length, vision=vision)
 
     if view.together:

@@ -25,7 +25,7 @@ from torchtitan_zephon.checks import check_ahead, check_topology, tokenizer_fold
 from torchtitan_zephon.config import ZephonConfig
 from torchtitan_zephon.forms import BaseDataLoader, choose_form, device_type
 from torchtitan_zephon.trainer_view import GlobalBatch, TrainerView
-from torchtitan_zephon.vision import VisionForm, vision_settings
+from torchtitan_zephon.vision import VisionForm, check_images, vision_settings
 from zephon import CheckpointError, DataRecipe, Pipeline, PipelineError
 from zephon.loader import (
     Mixture,
@@ -153,9 +153,8 @@ class ZephonDataLoader(BaseDataLoader):
         _training = weakref.ref(self)
 
     def _pipeline_of(self, recipe: DataRecipe, topology: Topology, tokenizer: str, **options: Any) -> Pipeline:
-        if self._form.vision is not None and self._vision is not None and recipe.shows_images:
-            sizes = self._form.microbatch_size, self._form.seq_len
-            self._form.vision.check_limit(self._vision, *sizes, recipe.max_images)
+        sizes = {"records": self._form.microbatch_size, "seq_len": self._form.seq_len, "ranks": topology.dp_degree}
+        check_images(self._config.vision, self._vision, recipe, **sizes)
         return Pipeline.from_recipe(
             recipe,
             tokenizer=tokenizer,

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from zephon import PipelineError
+from zephon import DataRecipe, PipelineError
 from zephon.loader import VisionSettings
 
 _TOKENS = ("image", "video", "vision_start", "vision_end", "pad")
@@ -34,14 +34,12 @@ class VisionForm:
     Attributes:
         special_tokens: `image_id`, `video_id`, `vision_start_id`, `vision_end_id`, `pad_id`.
         mrope: whether the model takes positions in three dimensions.
-        max_images: most images of a batch; None is no limit.
         validating: whether a validator takes the batches.
         required: whether every batch must have an image, as ranks that run no vision encoder leave the others waiting.
     """
 
     special_tokens: dict[str, int]
     mrope: bool = False
-    max_images: int | None = None
     validating: bool = False
     required: bool = False
 
@@ -54,27 +52,41 @@ class VisionForm:
         return VisionForm(
             {f"{name}_id": int(_of_tokenizer(tokenizer, f"{name}_id")) for name in _TOKENS},
             bool(getattr(stock, "build_mrope_positions", False)),
-            getattr(stock, "max_images_per_batch", None),
         )
 
-    def check_limit(self, settings: VisionSettings, records: int, seq_len: int, max_images: int | None) -> None:
-        """Refuse batches of so many records that may hold more images than the trainer's limit.
 
-        TorchTitan's own loader drops samples beyond it, by what else is in the batch of a rank.
+def check_images(
+    vision: Any, settings: VisionSettings | None, recipe: DataRecipe, *, records: int, seq_len: int, ranks: int
+) -> None:
+    """Refuse a recipe whose batches may not have the images that the trainer takes.
 
-        Raises:
-            PipelineError: they may.
-        """
-        if self.max_images is None:
-            return
-        fewest = settings.min_pixels // (settings.patch_size * settings.merge_size) ** 2
-        tokens = 2 + max(1, fewest if settings.budget == "pixels" else 1)
-        if records * min(max_images or seq_len, seq_len // tokens + 1) > self.max_images:
-            raise PipelineError(
-                f"max_images is {max_images}; expected at most {max(1, self.max_images // records)}, as a batch has "
-                f"{records} records and dataloader.vision.max_images_per_batch is {self.max_images}. Set max_images in "
-                "the recipe, the most images of a record, or raise max_images_per_batch."
-            )
+    TorchTitan's own loader drops samples beyond `max_images_per_batch`, by what else is in the batch of a rank.
+
+    Args:
+        vision: `dataloader.vision`.
+        records: of a batch.
+        ranks: data-parallel ranks.
+
+    Raises:
+        PipelineError: a batch may have more images than the trainer's limit, or none while those of other ranks have.
+    """
+    if settings is None or not recipe.shows_images:
+        return
+    if ranks > 1 and not recipe.always_image and (texts := recipe.sources_of_text):
+        raise PipelineError(
+            f"always_image is false; expected true on {ranks} ranks, as {', '.join(texts)} has no images: a rank whose "
+            "batch is of text alone runs no vision encoder, and the others wait for it. Set always_image = true in the "
+            "recipe."
+        )
+    most = getattr(_stock(vision), "max_images_per_batch", None)
+    tokens = settings.fewest_patches // settings.merge_size**2
+    tokens += sum(map(bool, (settings.vision_start_token, settings.vision_end_token)))
+    if most is not None and records * min(recipe.max_images or seq_len, seq_len // tokens + 1) > most:
+        raise PipelineError(
+            f"max_images is {recipe.max_images}; expected at most {max(1, most // records)}, as a batch has {records} "
+            f"records and dataloader.vision.max_images_per_batch is {most}. Set max_images in the recipe, the most "
+            "images of a record, or raise max_images_per_batch."
+        )
 
 
 def vision_settings(vision: Any, tokenizer: Any, model: Any = None) -> VisionSettings | None:

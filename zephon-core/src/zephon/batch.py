@@ -143,12 +143,11 @@ class SampleBatch:
 
     def _described_images(self) -> list[list[dict[str, Any]]]:
         images = self._block.images or Images.none(len(self._block.span_row))
-        lines = list[dict[str, Any]]()
+        lines, is_grey = list[dict[str, Any]](), images.is_grey
         for n, (file, grid) in enumerate(zip(images.files.to_pylist(), images.grids.tolist(), strict=True)):
             header = read_header(file)
             size = {"format": header.format, "width": header.width, "height": header.height, "bytes": len(file)}
-            is_grey = images.is_grey is not None and bool(images.is_grey[n])
-            lines.append({**size, "patches_wide": grid[1], "patches_high": grid[0], "grey": is_grey})
+            lines.append({**size, "patches_wide": grid[1], "patches_high": grid[0], "grey": bool(is_grey[n])})
         return [lines[a:b] for a, b in itertools.pairwise(images.offsets.tolist())]
 
     @property

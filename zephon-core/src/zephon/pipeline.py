@@ -216,7 +216,7 @@ class Pipeline:
 
     def __iter__(self) -> Iterator[SampleBatch]:
         if self._last().finished:
-            self._move(self._beginning(), 0)
+            self._move(self._beginning(), 0, {})
         self._live_stream()
         # From wherever the pipeline stands, so that skip, seek and restore work inside a loop.
         return iter(lambda: next(self._live_stream(), None), None)
@@ -309,14 +309,14 @@ class Pipeline:
         check_allowed(allow, [theirs, compiled.fingerprint], remedy)
         if not takes_over:
             read, compiled = compiled.accepting(read, allow, remedy)
-        starts, used = read.starts(compiled.topology)
+        starts, used, images = read.starts(compiled.topology)
         # Ranges asked for before restoring stay; those of the run so far are added.
         skipped = join_ranges([*self._skipped, *read.skipped])
         if read.global_batch != options.global_batch:
             compiled.topology.check_skipped(used, skipped)
         if compiled.plan.mixture:
             starts = {lane: read.skips_of(start, compiled.plan.dataset_names) for lane, start in starts.items()}
-        self._move(starts, used)
+        self._move(starts, used, images)
         self._compiled, self._ratios = compiled, compiled.tokens_per_row
         self._earlier, self._history = compiled.earlier, compiled.history
         self._options, self._after, self._skipped = options, after, skipped
@@ -358,7 +358,7 @@ class Pipeline:
         if (folder := self._options.flush_index) is not None:
             index = FlushIndex(folder, compiled.digest, compiled.lane_history, compiled.plan.first_start)
             starts = {feed: index.start(feed, rounds * topology.lanes_per_feed) for feed in topology.owned_feeds}
-        self._move(starts, rounds * topology.width)
+        self._move(starts, rounds * topology.width, {})
         return self
 
     def skip(self, first_step: int, last_step: int) -> Self:
@@ -429,7 +429,7 @@ class Pipeline:
                 "token_estimation is not what it was in the run to take over from, but with ensure_mixture the window "
                 "that is under way goes by it; leave it as it was."
             )
-        earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place())))
+        earlier = (*compiled.earlier, Earlier(compiled.tokens_per_row, cuts_of(compiled.plan, *before._place()[:2])))
         before.close()
         state = compiled.state(*before._place(), before._skipped)
         return state, earlier, compiled.tokens_per_row if same_unit else {}
@@ -456,23 +456,23 @@ class Pipeline:
         """The account of the stream, or of the last one."""
         if self._stream:
             self._account = self._stream.account()
-        return self._account or Account.at(self._beginning(), 0, len(self._source.datasets))
+        return self._account or Account.at(self._beginning(), 0, len(self._source.datasets), {})
 
-    def _place(self) -> tuple[dict[int, LaneStart], int]:
-        """Starts of the feeds of this group, and its records used."""
+    def _place(self) -> tuple[dict[int, LaneStart], int, Mapping[int, tuple[int, int]]]:
+        """Starts of the feeds of this group, its records used, and the images of its lanes; see `Account`."""
         last = self._last()
         if self._account is None and self.awaits_state:
             raise CheckpointError(NO_CUT)
-        return last.starts, last.cursor
+        return last.starts, last.cursor, last.images
 
     def _beginning(self) -> dict[int, LaneStart]:
         """Starts of the feeds of this group at the start of the run."""
         return dict.fromkeys(self.compiled.topology.owned_feeds, self.compiled.plan.first_start)
 
-    def _move(self, starts: dict[int, LaneStart], cursor: int) -> None:
+    def _move(self, starts: dict[int, LaneStart], cursor: int, images: Mapping[int, tuple[int, int]]) -> None:
         """Go on from another place."""
         self.close()
-        self._account, self._entered = Account.at(starts, cursor, len(self._source.datasets)), cursor
+        self._account, self._entered = Account.at(starts, cursor, len(self._source.datasets), images), cursor
 
     def _compiled_with(
         self, ratios: Mapping[str, float] | None, earlier: Sequence[Earlier], options: Options, history: str

@@ -89,7 +89,14 @@ def show(
     config = DataRecipe.from_toml(recipe)
     lanes = canonical_replicas or (account.lanes if account else None)
     pipeline = open_pipeline(
-        config, tokenizer, seq_len, global_batch, vision, global_batch=global_batch, canonical_replicas=lanes
+        config,
+        tokenizer,
+        seq_len,
+        global_batch,
+        vision,
+        global_batch=global_batch,
+        canonical_replicas=lanes,
+        digest_pixels=account.pixels if account else None,
     )
     # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
     place = pipeline.options(flush_index=flush_index)

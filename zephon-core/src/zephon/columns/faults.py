@@ -104,9 +104,10 @@ class FaultReport:
     """Appends the faults of one process to a file of JSON lines, each once.
 
     A line is an object with "dataset", "shard", "row" and "rows" (the first of the rows of the shard that failed
-    together, and their number; null for an unreadable shard), "operator", "reason", "lane" and "chunk" (of the fault),
-    and "content" in quarantine. A process reports the same rows once, however often they come up. Lines are
-    written whole and at once, so faults that a killed process met are on record.
+    together, and their number; null for an unreadable shard), "operator", "reason", "lane" and "chunk" (of the fault;
+    "record" in place of "chunk" where an image is grey), and "content" in quarantine. A process reports the same rows
+    once, however often they come up. Lines are written whole and at once, so faults that a killed process met are on
+    record.
 
     Args:
         folder: shared by the ranks of a run; created if missing.
@@ -130,8 +131,11 @@ class FaultReport:
 
     def add(self, lane: int, chunk: int, fault: RowFault) -> None:
         """Report a fault, unless it has been reported."""
-        stretch = {"dataset": fault.dataset, "shard": fault.shard, "row": fault.first_row, "rows": fault.rows}
-        self._write({**stretch, "operator": fault.operator}, fault.reason, fault.content, lane=lane, chunk=chunk)
+        self._add(fault, lane=lane, chunk=chunk)
+
+    def add_grey(self, lane: int, record: int, fault: RowFault) -> None:
+        """Report a row with a grey image, and the first record that showed it."""
+        self._add(fault, lane=lane, record=record)
 
     def add_shard(self, dataset: str, shard: str, reason: str) -> None:
         """Report an unreadable shard."""
@@ -142,6 +146,10 @@ class FaultReport:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def _add(self, fault: RowFault, **where: int) -> None:
+        stretch = {"dataset": fault.dataset, "shard": fault.shard, "row": fault.first_row, "rows": fault.rows}
+        self._write({**stretch, "operator": fault.operator}, fault.reason, fault.content, **where)
 
     def _write(self, subject: dict[str, Any], reason: str, content: str, **where: int) -> None:
         key = hash(tuple(subject.values()))

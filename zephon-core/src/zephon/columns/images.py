@@ -7,7 +7,7 @@ import itertools
 import math
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -73,7 +73,7 @@ class Images:
         grids: int32[n_images, 4]: patches high and wide, and the pixels high and wide that they are cut from.
         files: the image files, large_binary[n_images].
         patches: of each image uint8[n_patches, 3 * patch_size**2]; None before decoding.
-        is_grey: bool[n_images], images that could not be decoded; None before decoding.
+        reasons: string[n_images], why an image is grey, null for those that were decoded; None before decoding.
         ready: the pixels of these images, and perhaps of others, made ahead; None where they are not.
         ready_at: the place of the first image among those.
     """
@@ -82,7 +82,7 @@ class Images:
     grids: np.ndarray
     files: pa.LargeBinaryArray
     patches: tuple[np.ndarray, ...] | None = None
-    is_grey: np.ndarray | None = None
+    reasons: pa.StringArray | None = None
     ready: ReadyPixels | None = field(default=None, repr=False)
     ready_at: int = 0
 
@@ -93,6 +93,19 @@ class Images:
     def nbytes(self) -> int:
         """Bytes of the files and patches."""
         return int(byte_lengths(self.files).sum()) + sum(each.nbytes for each in self.patches or ())
+
+    @property
+    def documents(self) -> np.ndarray:
+        """int64[n_images]: the document of each image."""
+        return np.repeat(np.arange(len(self)), np.diff(self.offsets))
+
+    @property
+    def is_grey(self) -> np.ndarray:
+        """bool[n_images]: images that could not be decoded."""
+        grey: np.ndarray = np.zeros(len(self.grids), dtype=bool)
+        if self.reasons is not None and self.reasons.null_count < len(grey):
+            grey = self.reasons.is_valid().to_numpy(zero_copy_only=False)
+        return grey
 
     @property
     def patch_counts(self) -> np.ndarray:
@@ -107,7 +120,7 @@ class Images:
             self.grids[low:high],
             self.files.slice(low, high - low),
             None if self.patches is None else self.patches[low:high],
-            None if self.is_grey is None else self.is_grey[low:high],
+            None if self.reasons is None else self.reasons.slice(low, high - low),
             self.ready,
             self.ready_at + low,
         )
@@ -123,6 +136,19 @@ class Images:
         if ready is None or (ready.form, ready.images, 0) != (form, len(self.grids), self.ready_at):
             return None
         return ready.values
+
+    def decoded(
+        self,
+        patches: Sequence[np.ndarray],
+        reasons: Sequence[str | None],
+        ready: ReadyPixels | None = None,
+        ready_at: int = 0,
+    ) -> Images:
+        """The same with their pixels, and why some are grey."""
+        # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
+        files = self.files.take(int64_array(np.arange(len(self.files))))
+        why = pa.array(reasons, pa.string())
+        return replace(self, files=files, patches=tuple(patches), reasons=why, ready=ready, ready_at=ready_at)
 
     def digests(self, *, pixels: bool = False) -> list[bytes]:
         """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its
@@ -159,7 +185,7 @@ class Images:
             np.concatenate([part.grids for part in some]),
             pa.concat_arrays([part.files for part in some]),
             tuple(itertools.chain(*patches)) if has_patches else None,
-            np.concatenate([part.is_grey for part in decoded]) if has_patches else None,
+            pa.concat_arrays([part.reasons for part in decoded]) if has_patches else None,
             first.ready if follow else None,
             first.ready_at,
         )

@@ -208,8 +208,14 @@ class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
     @property
     def shows_images(self) -> bool:
         """Whether documents of a source have images."""
+        return len(self.sources_of_text) < len(self.sources)
+
+    @property
+    def sources_of_text(self) -> list[str]:
+        """Names of the sources whose documents have no images."""
         kinds = [(self.setting(each, "documents"), self.setting(each, "images_field")) for each in self.sources]
-        return any(kind == "images" or (kind == "chat" and field) for kind, field in kinds)
+        shows = [kind == "images" or (kind == "chat" and bool(field)) for kind, field in kinds]
+        return [source.name for source, has_images in zip(self.sources, shows, strict=True) if not has_images]
 
     def setting(self, source: SourceRecipe, key: str) -> Any:
         """A key as it holds for a source: its own, else the recipe's."""

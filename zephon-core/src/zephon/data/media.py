@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import posixpath
+import stat
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import quote
@@ -14,6 +17,9 @@ from zephon.data.store import Store, StoreFault, attempt, shown
 from zephon.errors import DataError, PipelineError
 
 MAX_FILE_BYTES = 64 << 20
+NAMED = 100  # characters of a path in messages
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
+"""Errors that say what is in the folder; others say how the machine is."""
 
 
 class NoFile(Exception):
@@ -54,16 +60,23 @@ class _Folder:
         self._root = Path(root).resolve()
 
     def read(self, name: str) -> bytes:
+        named = repr(name[:NAMED])
         try:
-            path = (self._root / name).resolve()
+            path = Path(os.path.realpath(self._root / name))
             if not path.is_relative_to(self._root):
-                raise NoFile(f"the path {name!r} leads out of media_root")
-            _check_size(name, path.stat().st_size)
+                raise NoFile(f"the path {named} leads out of media_root")
+            status = path.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise NoFile(f"the path {named} is no file")
+            _check_size(name, status.st_size)
             return path.read_bytes()
         except OSError as error:
-            raise NoFile(f"the file {name!r} cannot be read ({error.strerror})") from None
+            if error.errno in _ABSENT:
+                raise NoFile(f"the file {named} cannot be read ({error.strerror})") from None
+            # Which rows are left out must not depend on the moment.
+            raise DataError(f"cannot read {named} below media_root {self._root}: {error.strerror}.") from None
         except ValueError:
-            raise NoFile(f"the path {name!r} is none") from None
+            raise NoFile(f"the path {named} is none") from None
 
 
 class _Archive:
@@ -77,7 +90,7 @@ class _Archive:
     def read(self, name: str) -> bytes:
         place = self._members.get(posixpath.normpath(name))
         if place is None:
-            raise NoFile(f"the archive at media_root has no file {name!r}")
+            raise NoFile(f"the archive at media_root has no file {name[:NAMED]!r}")
         start, length = place
         _check_size(name, length)
         if self._file.source is not None:
@@ -101,14 +114,14 @@ class _Prefix:
     def read(self, name: str) -> bytes:
         below = posixpath.normpath(name)
         if below in (".", "..") or below.startswith(("/", "../")):
-            raise NoFile(f"the path {name!r} leads out of media_root")
+            raise NoFile(f"the path {name[:NAMED]!r} leads out of media_root")
         if not below.isprintable():  # which some stores refuse
-            raise NoFile(f"the path {name!r} is none")
+            raise NoFile(f"the path {name[:NAMED]!r} is none")
         store, what = self._store, f"'{shown(self._root)}/{below}'"
         key = self._key(below)
         found = attempt(lambda: _head(store, key), store, what, is_first=True)
         if found is None:
-            raise NoFile(f"the file {name!r} cannot be read (No such file or directory)")
+            raise NoFile(f"the file {name[:NAMED]!r} cannot be read (No such file or directory)")
         size, version = found
         _check_size(name, size)
         return bytes(attempt(lambda: store.get(key, 0, size, version, size), store, what)) if size else b""
@@ -129,4 +142,4 @@ def _head(store: Store, key: str) -> tuple[int, str] | None:
 
 def _check_size(name: str, size: int) -> None:
     if size > MAX_FILE_BYTES:
-        raise NoFile(f"the file {name!r} is larger than {MAX_FILE_BYTES:,} bytes")
+        raise NoFile(f"the file {name[:NAMED]!r} is larger than {MAX_FILE_BYTES:,} bytes")

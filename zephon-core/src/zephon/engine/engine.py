@@ -63,7 +63,7 @@ class Engine:
         plan = self._plan = setup.plan
         self.totals = Totals(len(plan.dataset_names))
         self.looks_ahead = runner.looks_ahead
-        self._runner, self._pool, self._on_fault = runner, pool, setup.on_fault
+        self._runner, self._pool = runner, pool
         topology = plan.topology
         self._rounds = max(1, setup.block_records // (len(topology.owned_feeds) * topology.lanes_per_feed))
         share = plan.lookahead_bytes // len(topology.owned_feeds)
@@ -82,7 +82,7 @@ class Engine:
         with their pixels."""
         blocks = self._packed_rounds()
         pixels = self._plan.pixels
-        return blocks if pixels is None else pixels.ahead(blocks, self._runner, self._on_fault)
+        return blocks if pixels is None else pixels.ahead(blocks, self._runner)
 
     def _packed_rounds(self) -> Iterator[RecordBlock]:
         """Blocks of whole rounds, one record per owned lane and round, in lane order.

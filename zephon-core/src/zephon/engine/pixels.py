@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from zephon.vision.headers import BadImage
 from zephon.vision.pixels import decoding_bytes, grey_patches, image_patches, put, values_shape
 
 OPERATOR = "tokenize_images"
-_LEAST_JUDGED = 1000  # images
+JUDGED = 1000  # images of a lane
 _LOGGED = 10
 # One grey pixel.
 _GREY_PNG = bytes.fromhex(
@@ -68,6 +68,10 @@ class PixelStage:
         """Places at the end of each record that are padding: the last token of a record is no input of the model."""
         return len(self.placeholders) + 1 if self.placeholders else 0
 
+    def is_placeholder(self, images: Images, image: int) -> bool:
+        """Whether an image is that of always_image."""
+        return bool(self.placeholders) and images.files[image].as_py() == _GREY_PNG
+
     def memory_bytes(self, pack: PackFlat) -> tuple[int, int]:
         """Most bytes of pixels, as float32 and packed, that are ready or in the making, and of pictures in decoding."""
         patches = min(pack.max_patches or MAX_INT64, pack.record_length * self.vision.merge_size**2)
@@ -82,10 +86,10 @@ class PixelStage:
 
     def decoded(
         self, record: RecordBlock, ready: ReadyPixels | None = None, at: tuple[int, int] = (0, 0)
-    ) -> tuple[RecordBlock, list[RowFault]]:
-        """A record with its pixels, and the rows with images that cannot be decoded.
+    ) -> RecordBlock:
+        """A record with its pixels.
 
-        Such an image is grey, and no label of its document is trained on.
+        An image that cannot be decoded is grey, and no label of its document is trained on.
 
         Args:
             ready: where its pixels are put as well.
@@ -93,36 +97,23 @@ class PixelStage:
         """
         images = record.images
         if images is None:
-            return record, []
-        patches, is_grey, faults = list[np.ndarray](), np.zeros(len(images.grids), dtype=bool), []
-        first = at[1]
-        files = images.files.to_pylist()
-        spans = np.repeat(np.arange(len(images)), np.diff(images.offsets)).tolist()
-        for n, (span, file, sizes) in enumerate(zip(spans, files, images.grids.tolist(), strict=True)):
+            return record
+        patches, reasons, first = list[np.ndarray](), list[str | None](), at[1]
+        for n, (file, sizes) in enumerate(zip(images.files.to_pylist(), images.grids.tolist(), strict=True)):
             grid = Grid(*sizes)
             try:
                 patches.append(image_patches(file, grid, self.vision))
+                reasons.append(None)
             except BadImage as error:
                 patches.append(grey_patches(grid, self.vision))
-                is_grey[n] = True
-                faults.append(self._fault(record, span, n - int(images.offsets[span]) + 1, file, error))
+                reasons.append(str(error))
             if ready is not None:
                 put(ready.values, ready.form, at[0] + n, first, patches[-1], self.vision)
                 first += grid.patches
-        # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
-        images = Images(
-            images.offsets, images.grids, pa.array(files, pa.large_binary()), tuple(patches), is_grey, ready, at[0]
-        )
-        record = replace(record, images=images)
-        if faults:
-            record.loss = self._without_grey(record, np.unique(np.array(spans)[is_grey]))
-        return record, faults
-
-    def _fault(self, record: RecordBlock, span: int, number: int, file: bytes, error: BadImage) -> RowFault:
-        dataset = int(record.span_dataset[span])
-        shard, row = self.locate(dataset, int(record.span_row[span]))
-        content = f"{len(file):,} bytes, SHA-256 {hashlib.sha256(file).hexdigest()}" if self.faults.keeps else ""
-        return RowFault(OPERATOR, self.names[dataset], shard, row, f"image {number}: {error}", row, 1, content)
+        record = replace(record, images=images.decoded(patches, reasons, ready, at[0]))
+        if any(reasons):
+            record.loss = self._without_grey(record)
+        return record
 
     def _with_grey_image(self, record: RecordBlock) -> RecordBlock:
         """A record with an image of one token in its padding, of its last document; a filler gets an empty one."""
@@ -140,23 +131,21 @@ class PixelStage:
         return replace(record, images=Images(offsets, np.array([grid], dtype=np.int32), files))
 
     @staticmethod
-    def _without_grey(record: RecordBlock, spans: np.ndarray) -> np.ndarray:
+    def _without_grey(record: RecordBlock) -> np.ndarray:
+        assert record.images is not None
         loss = np.ones(record.tokens.shape, dtype=bool) if record.loss is None else record.loss.copy()
         lengths = record.span_lengths()
-        for span in spans.tolist():
+        for span in np.unique(record.images.documents[record.images.is_grey]).tolist():
             start = int(record.span_start[span])
             loss[0, start : start + int(lengths[span])] = False
         return loss
 
-    def ahead(
-        self, blocks: Iterator[RecordBlock], runner: Runner, on_fault: Callable[[int, int, RowFault], None] | None
-    ) -> Iterator[RecordBlock]:
+    def ahead(self, blocks: Iterator[RecordBlock], runner: Runner) -> Iterator[RecordBlock]:
         """The records of `blocks`, one at a time, with their pixels."""
         waiting: deque[tuple[Pending, int]] = deque()
         under_way = 0
-        judge = _Judge(self.faults, on_fault)
         records = (self.filled(block.slice(n, n + 1)) for block in blocks for n in range(len(block)))
-        while batch := list(islice(records, self.batch)):
+        while batch := list(itertools.islice(records, self.batch)):
             for job, of_job in self._jobs(batch):
                 waiting.append((runner.submit("vision", self.decoded, *job), of_job))
                 under_way += of_job
@@ -168,9 +157,9 @@ class PixelStage:
                     pending, nbytes = waiting.popleft()
                     under_way -= nbytes
                     is_due = False
-                    yield judge.passed(*pending.result())
+                    yield pending.result()
         for pending, _ in waiting:
-            yield judge.passed(*pending.result())
+            yield pending.result()
 
     def _jobs(self, batch: Sequence[RecordBlock]) -> Iterator[tuple[tuple[Any, ...], int]]:
         """The arguments of `decoded` for each record of a microbatch, and bytes of its pixels."""
@@ -187,30 +176,76 @@ class PixelStage:
             images, patches = images + len(own), patches + sum(own)
 
 
-class _Judge:
-    """Holds the images that cannot be decoded against the policy, over all that this process has decoded."""
+class ImageBudget:
+    """Counts the images of a group that cannot be decoded against the policy, for every `JUDGED` images of a lane.
 
-    def __init__(self, policy: FaultPolicy, on_fault: Callable[[int, int, RowFault], None] | None) -> None:
-        self._policy, self._on_fault = policy, on_fault
-        self._images = self._grey = 0
+    A lane has the same images on any topology, and its counts are part of the state: so is the verdict.
+
+    Args:
+        stage: what decoded them.
+        lanes: number of lanes of the run.
+        counts: by lane, its images since the last verdict, and how many of them are grey.
+        on_grey: called with the lane, the record and the fault, for every grey image.
+    """
+
+    def __init__(
+        self,
+        stage: PixelStage,
+        lanes: int,
+        counts: Mapping[int, tuple[int, int]],
+        on_grey: Callable[[int, int, RowFault], None] | None = None,
+    ) -> None:
+        self.counts = dict(counts)
+        self._stage, self._lanes, self._on_grey = stage, lanes, on_grey
         self._logged: set[str] = set()
 
-    def passed(self, record: RecordBlock, faults: Sequence[RowFault]) -> RecordBlock:
-        """The record; raises DataError where an image is one too many."""
-        self._images += 0 if record.images is None else len(record.images.grids)
-        rows = max(self._images, _LEAST_JUDGED)
-        for fault in faults:
-            if not self._policy.skips:
-                raise DataError(f'{fault}; repair it, or show grey in its place with on_error = "skip".')
-            self._grey += 1
-            if self._on_fault is not None:
-                self._on_fault(-1, -1, fault)
-            if self._grey > self._policy.allowed(rows):
-                raise DataError(
-                    f"{fault}. Images that cannot be decoded, of {self._images:,}: {self._grey}; "
-                    f"{self._policy.described(rows)}. Repair the data, or raise the budget."
-                )
-            if len(self._logged) < _LOGGED and str(fault) not in self._logged:
-                self._logged.add(str(fault))
-                _log.warning("grey in place of an image: %s", fault)
-        return record
+    def add(self, block: RecordBlock, numbers: np.ndarray) -> None:
+        """Count the images of records with these sequence numbers, int64[n].
+
+        Raises:
+            DataError: the budget does not allow a grey image of them.
+        """
+        images, policy = block.images, self._stage.faults
+        if images is None or not (policy.skips or images.is_grey.any()):
+            return
+        counts, is_grey = self.counts.copy(), images.is_grey
+        for n, (first, last) in enumerate(itertools.pairwise(images.offsets[block.span_offsets].tolist())):
+            number = int(numbers[n])
+            lane = number % self._lanes
+            seen, grey = counts.get(lane, (0, 0))
+            for image in range(first, last):
+                if seen == JUDGED:
+                    seen = grey = 0
+                seen += not self._stage.is_placeholder(images, image)
+                if is_grey[image]:
+                    grey += 1
+                    self._judge(lane, number, self._fault(block, image), grey)
+            counts[lane] = seen, grey
+        self.counts = counts if policy.skips else self.counts
+
+    def _judge(self, lane: int, number: int, fault: RowFault, grey: int) -> None:
+        policy = self._stage.faults
+        if not policy.skips:
+            raise DataError(f'{fault}; repair it, or show grey in its place with on_error = "skip".')
+        if self._on_grey is not None:
+            self._on_grey(lane, number, fault)
+        if grey > policy.allowed(JUDGED):
+            raise DataError(
+                f"{fault}. Images that cannot be decoded, of {JUDGED:,} in lane {lane}: {grey}; "
+                f"{policy.described(JUDGED)}. Repair the data, or raise the budget."
+            )
+        if len(self._logged) < _LOGGED and str(fault) not in self._logged:
+            self._logged.add(str(fault))
+            _log.warning("grey in place of an image: %s", fault)
+
+    def _fault(self, block: RecordBlock, image: int) -> RowFault:
+        images, stage = block.images, self._stage
+        assert images is not None and images.reasons is not None
+        document = int(images.documents[image])
+        dataset = int(block.span_dataset[document])
+        shard, row = stage.locate(dataset, int(block.span_row[document]))
+        file, content = images.files[image].as_py(), ""
+        if stage.faults.keeps:
+            content = f"{len(file):,} bytes, SHA-256 {hashlib.sha256(file).hexdigest()}"
+        reason = f"image {image - int(images.offsets[document]) + 1}: {images.reasons[image].as_py()}"
+        return RowFault(OPERATOR, stage.names[dataset], shard, row, reason, row, 1, content)

@@ -272,7 +272,7 @@ class Plan:
         if self.pixels is None:
             return block
         records = [self.pixels.filled(block.slice(n, n + 1)) for n in range(count)]
-        return RecordBlock.concat([self.pixels.decoded(record)[0] for record in records])
+        return RecordBlock.concat([self.pixels.decoded(record) for record in records])
 
     @property
     def stretch(self) -> int:

@@ -10,6 +10,7 @@ A list of texts and a list of images with `matched_text_index` (MMC4)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -35,10 +36,10 @@ def pieces_of(text: Any, images: Any) -> list[Piece]:
     if isinstance(images, list) and any(isinstance(each, dict) and MATCHED in each for each in images):
         return _matched(text, images)
     if isinstance(text, list) and images is not None:
-        if not isinstance(images, list) or len(text) != len(images):
-            count = len(images) if isinstance(images, list) else 0
-            raise BadRow(f"{len(text)} texts and {count} images; expected lists of the same length")
-        pairs = zip(text, images, strict=True)
+        aligned = images if isinstance(images, list) else [images]
+        if len(text) != len(aligned):
+            raise BadRow(f"{len(text)} texts and {len(aligned)} images; expected lists of the same length")
+        pairs = zip(text, aligned, strict=True)
         return [piece for words, image in pairs for piece in _pair(words, image)]
     if isinstance(text, list):
         return [piece for words in text for piece in _pair(words, None)]
@@ -85,7 +86,7 @@ def _matched(texts: Any, images: Sequence[Any]) -> list[Piece]:
     before: list[list[Piece]] = [[] for _ in texts]
     for image in images:
         at = image.get(MATCHED) if isinstance(image, dict) else None
-        number = int(at) if isinstance(at, int | float) and at == int(at) else -1
+        number = int(at) if isinstance(at, int | float) and math.isfinite(at) and at == int(at) else -1
         if not 0 <= number < len(texts):
             raise BadRow(f"an image has the {MATCHED} {at!r}; expected the place of one of {len(texts)} texts")
         before[number].append(Shown(image))

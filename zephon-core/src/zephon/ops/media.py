@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.images import Images
-from zephon.data.media import NoFile, open_media
+from zephon.data.media import NAMED, NoFile, open_media
 from zephon.errors import PipelineError
 from zephon.tokenizer.tokenizer import Tokenizer
 from zephon.vision.geometry import VisionSettings
@@ -98,11 +98,11 @@ class Media:
             raise BadRow(f"an image is {type(value).__name__}; expected bytes, a struct with bytes or path, or a path")
         if "://" in value or value.startswith("data:"):
             raise BadRow(
-                f"an image is the URL {value[:80]!r}; expected bytes, or a path below media_root, since nothing is "
+                f"an image is the URL {value[:NAMED]!r}; expected bytes, or a path below media_root, since nothing is "
                 "fetched"
             )
         if self._files is None:
-            raise BadRow(f"an image is the path {value!r}, and media_root is missing")
+            raise BadRow(f"an image is the path {value[:NAMED]!r}, and media_root is missing")
         try:
             return self._files.read(value)
         except NoFile as error:

@@ -13,6 +13,7 @@ from zephon.config.keys import Limit, Positive, Workers, check_keys, key, keys_o
 from zephon.errors import PipelineError
 from zephon.ops.base import Job, PackCounts
 from zephon.ops.parts import Part, fill_columns
+from zephon.vision.geometry import VisionSettings
 
 _NAMED_APART = ("max_length", "algorithm")  # the settings that fingerprints have under names of their own
 _RECENT = ("max_images", "max_patches", "always_image")  # those that fingerprints of earlier versions lack
@@ -77,6 +78,17 @@ class PackFlat:
     def has_bins(self) -> bool:
         """Whether records are made side by side, and not one after the other."""
         return self.algorithm != "wrap"
+
+    def check_room(self, vision: VisionSettings) -> None:
+        """Refuse limits within which no record has room for an image, so that all of them would be left out."""
+        fewest = vision.fewest_patches
+        tokens = fewest // vision.merge_size**2 + sum(map(bool, (vision.vision_start_token, vision.vision_end_token)))
+        for name, value, least in (("max_patches", self.max_patches, fewest), ("max_length", self.max_length, tokens)):
+            if value is not None and value < least:
+                raise PipelineError(
+                    f"{self.kind} {name} is {value}; expected at least {least}, that of the smallest image by vision "
+                    "min_pixels and patch_size, or no record has room for one. Raise it, or lower min_pixels."
+                )
 
     def described(self) -> str:
         """Everything that decides the data besides `max_length`, in a few words."""

@@ -50,10 +50,10 @@ from zephon.vision.geometry import VisionSettings
 
 _log = logging.getLogger("zephon")
 _SpecialIds = tuple[int | None, int | None]
+_Range = tuple[int, int]
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
-_ROWS_WITH_FILES = 16  # whose files are looked at
 _PIXEL_BYTES = 256 << 20  # made ahead
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
@@ -95,7 +95,7 @@ class Compiled:
     @property
     def digest(self) -> str:
         """One SHA-256 over the fingerprint, the measured ratios and the history."""
-        return self.state({}, 0, ()).data
+        return self.state({}, 0, {}, ()).data
 
     @property
     def vision(self) -> VisionSettings | None:
@@ -110,6 +110,11 @@ class Compiled:
         _, image_id, _ = vision_ids(self.vision, self.tokenizer)
         assert image_id is not None
         return image_id
+
+    @property
+    def digests_pixels(self) -> bool:
+        """Whether digests are over pixels of images too."""
+        return self.options.digest_pixels and self.vision is not None
 
     @property
     def lane_history(self) -> dict[int, int]:
@@ -143,12 +148,15 @@ class Compiled:
         setup = EngineSetup(self.plan, self.options.runner, self.workers, starts, block_records, on_window, on_fault)
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
-    def state(self, starts: dict[int, LaneStart], cursor: int, skipped: tuple[tuple[int, int], ...]) -> RunState:
-        """The state of this group where its feeds start at `starts`, `cursor` of its records have been used, and
-        ranges of rounds are left out."""
+    def state(
+        self, starts: dict[int, LaneStart], cursor: int, images: Mapping[int, _Range], skipped: tuple[_Range, ...]
+    ) -> RunState:
+        """The state of this group where its feeds start at `starts`, `cursor` of its records have been used, its lanes
+        have had `images` (see `RunState`), and ranges of rounds are left out."""
         topology = self.topology
         rounds, extra = divmod(cursor, topology.width)
         batch = topology.global_batch or 1
+        judges_images = self.vision is not None and self.options.faults.skips
         return RunState(
             fingerprint=self.fingerprint,
             tokens_per_row=self.tokens_per_row,
@@ -162,6 +170,7 @@ class Compiled:
             earlier=self.earlier,
             history=self.history,
             global_batch=batch if skipped and cursor * topology.dp_degree % batch else 0,
+            images={lane: images.get(lane, (0, 0)) for lane in topology.owned} if judges_images else {},
         )
 
     def accepting(self, read: RunState, allow: Collection[str], remedy: str) -> tuple[RunState, Compiled]:
@@ -253,6 +262,7 @@ def compile_pipeline(
         workers["fetch"] = options.fetch_parallelism or _REMOTE_FETCHERS
     vision = _vision_of(needs)
     if vision is not None:
+        operators.pack.check_room(vision)
         workers["vision"] = workers["tokenize"]
     row_bytes = np.array([_row_bytes(inputs, whole, d) for d in range(len(names))])
     plan = Plan(
@@ -362,17 +372,14 @@ def _tried(
 
 
 def _row_bytes(inputs: Inputs, worker: DocumentWorker, number: int) -> float:
-    """Bytes per row of all columns that are read, and of files that it names: the catalog tells of one column, some
-    rows of the others."""
+    """Bytes per row of all columns and files that are read: the catalog tells of one column, some rows of the rest."""
     dataset, need = inputs.datasets[number], inputs.needs[number]
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
-    others = [name for name, source in need.columns.items() if source != need.size_column]
-    if others:
+    if others := [name for name, source in need.columns.items() if source != need.size_column]:
         table = inputs.sample(number).table
         row_bytes += table.select(others).nbytes / max(1, table.num_rows)
     if getattr(need.encode, "media_root", None) is not None:
-        some = inputs.sample(number).table.slice(0, _ROWS_WITH_FILES)
-        row_bytes += worker.image_bytes(number, some) / max(1, some.num_rows)
+        row_bytes += worker.image_bytes(number, inputs.sample(number).table)
     return max(_LEAST_ROW_BYTES, row_bytes)
 
 

@@ -53,6 +53,7 @@ class _Header(msgspec.Struct, kw_only=True):
         time: of the start, in nanoseconds.
         job: the same for the ranks of one start, of which several may write for one group.
         host: of the process.
+        pixels: whether digests are over the pixels of images too.
     """
 
     zephon_ledger: Literal[1, 2]
@@ -68,6 +69,7 @@ class _Header(msgspec.Struct, kw_only=True):
     time: int = 0
     job: str = ""
     host: str = ""
+    pixels: bool = False
 
 
 class _File(NamedTuple):
@@ -89,13 +91,24 @@ def check_ledger(option: str, folder: str | os.PathLike[str], compiled: Compiled
         DataError: the run does not go on from that one, whose data are `after` where a state of it was restored.
     """
     data = compiled.digest
-    _refuse_foreign(option, folder, _files(folder, compiled.topology), data[:16], (after or data)[:16])
+    files = _files(folder, compiled.topology)
+    _refuse_foreign(option, folder, files, data[:16], (after or data)[:16], compiled.digests_pixels)
 
 
 def _refuse_foreign(
-    option: str, folder: str | os.PathLike[str], files: Sequence[_File], data: str | None, after: str | None
+    option: str,
+    folder: str | os.PathLike[str],
+    files: Sequence[_File],
+    data: str | None,
+    after: str | None,
+    pixels: bool,
 ) -> None:
     starts = [(file.head.data, file.head.after) for file in files if file.head.data]
+    if starts and files[-1].head.pixels != pixels:
+        raise DataError(
+            f"digest_pixels is {str(pixels).lower()}; expected {str(not pixels).lower()}, as in the ledger in "
+            f"{str(folder)!r}. Set it so (zephon stream --pixels), or name another folder for {option}."
+        )
     if starts and starts[-1][0] not in _linked([*starts, (data, after)]):
         raise DataError(
             f"{option} is {str(folder)!r}, which holds the ledger of a run with other data; expected a new folder, "
@@ -132,6 +145,7 @@ class LedgerWriter:
             time=time.time_ns(),
             job=_job(),
             host=socket.gethostname(),
+            pixels=compiled.digests_pixels,
         )
         line = msgspec.json.encode(head)
         name = f"dp{topology.dp_degree}-{topology.dp_group_id}-{head.time}-{os.getpid()}"
@@ -150,7 +164,7 @@ class LedgerWriter:
     def _check_others(self, folder: str | os.PathLike[str], head: _Header, first: int, topology: Topology) -> None:
         """Refuse a folder with other data, or in which another live run writes for these lanes."""
         others = [file for file in _files(folder, topology) if file.path != Path(self._records.name)]
-        _refuse_foreign("ledger", folder, others, head.data, head.after)
+        _refuse_foreign("ledger", folder, others, head.data, head.after, head.pixels)
         until = time.monotonic() + _LOCK_SECONDS
         while live := [file for file in others if file.head.job != head.job and is_held(file.path)]:
             if live[0].head.host == head.host or time.monotonic() > until:
@@ -201,6 +215,7 @@ class Ledger:
         digests: uint8[n, 32].
         groups: int64[n, 2], data-parallel groups and records per batch (0 if unknown) where it was consumed.
         spans: see the module; sorted by sequence number and place.
+        pixels: whether digests are over the pixels of images too.
     """
 
     name: str
@@ -212,6 +227,7 @@ class Ledger:
     digests: np.ndarray
     groups: np.ndarray
     spans: np.ndarray
+    pixels: bool = False
 
     @property
     def global_batch(self) -> int | None:
@@ -290,6 +306,7 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         digests=entries["digest"][places],
         groups=np.concatenate(groups)[places],
         spans=np.unique(np.concatenate(spans)),
+        pixels=heads[-1].pixels,
     )
 
 
@@ -394,6 +411,10 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         return Difference(None, 0, 0, f"{a.name} has {a.lanes} lanes, {b.name} has {b.lanes}: they are different runs.")
     if not (len(a.sequence) and len(b.sequence)):
         return None
+    if a.pixels != b.pixels:
+        over, other = (a, b) if a.pixels else (b, a)
+        what = "are over the pixels of images (digest_pixels, --pixels)"
+        return Difference(None, 0, 0, f"digests of {over.name} {what}, those of {other.name} are not: make both alike.")
     start, end = max(a.sequence[0], b.sequence[0]), min(_complete_until(a), _complete_until(b))
     shared, in_a, in_b = np.intersect1d(a.sequence, b.sequence, assume_unique=True, return_indices=True)
     alone = np.setxor1d(a.sequence, b.sequence, assume_unique=True)
@@ -409,6 +430,7 @@ def compare(a: Ledger, b: Ledger) -> Difference | None:
         what = f"only {holder.name} consumed it ({holder.documents(sequence)}), {other.name} did not"
     elif documents[0] == documents[1]:
         what = f"{a.name} and {b.name} consumed the same documents ({documents[0]}) with other tokens"
+        what += ", images or pixels" * a.pixels
     else:
         what = f"{a.name} consumed {documents[0]}; {b.name} consumed {documents[1]}"
     batches, lane = {each for ledger in (a, b) for _, _, each in ledger.steps}, sequence % a.lanes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -25,6 +25,7 @@ class Account:
         given: int64[n_datasets], tokens handed out.
         totals: counts of rows and tokens made.
         left_records: records that fill no microbatch at the end of the data.
+        images: by owned lane, images since the last verdict on them, and how many of them are grey.
     """
 
     starts: dict[int, LaneStart]
@@ -35,9 +36,12 @@ class Account:
     given: np.ndarray
     totals: Totals
     left_records: int
+    images: Mapping[int, tuple[int, int]] = field(default_factory=dict)
 
     @staticmethod
-    def at(starts: dict[int, LaneStart], cursor: int, n_datasets: int) -> Account:
+    def at(
+        starts: dict[int, LaneStart], cursor: int, n_datasets: int, images: Mapping[int, tuple[int, int]]
+    ) -> Account:
         """Of a stream that begins there."""
         return Account(
             starts=starts,
@@ -48,6 +52,7 @@ class Account:
             given=np.zeros(n_datasets, dtype=np.int64),
             totals=Totals(n_datasets),
             left_records=0,
+            images=images,
         )
 
 

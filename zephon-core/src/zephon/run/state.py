@@ -1,8 +1,9 @@
 """Checkpoints of a pipeline: plain data, versioned, checked before use.
 
 A state is a dict of JSON types. Its size does not grow with the run: the fingerprint, how many records have been used,
-and six whole numbers per lane (with ensure_mixture, one more per dataset). States of several ranks merge; a restore
-takes the lanes that it owns, so the number of groups may change wherever all groups stand at the same round.
+and six whole numbers per lane (with ensure_mixture, one more per dataset; with images that may be grey, two more).
+States of several ranks merge; a restore takes the lanes that it owns, so the number of groups may change wherever all
+groups stand at the same round.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -70,6 +71,7 @@ class RunState:
         earlier: the runs that this one took over from, the earliest first.
         history: digest of the data before changes that were accepted and made other records of them; "" where none was.
         global_batch: records per step, of a state inside a step where ranges are left out; else 0.
+        images: by lane, images since the last verdict on them, and how many of them are grey, where grey ones may be.
     """
 
     fingerprint: dict[str, Any]
@@ -84,6 +86,7 @@ class RunState:
     earlier: tuple[Earlier, ...] = ()
     history: str = ""
     global_batch: _Count = 0
+    images: dict[int, _Range] = field(default_factory=dict)
 
     @property
     def data(self) -> str:
@@ -96,7 +99,7 @@ class RunState:
         """As JSON types, with a checksum over all of them."""
         lanes = {lane: start.as_list() for lane, start in sorted(self.lanes.items())}
         content = {"zephon": SCHEMA_VERSION, **self.__dict__, "lanes": lanes}
-        for name in ("earlier", "history", "global_batch"):  # which most states do not have
+        for name in ("earlier", "history", "global_batch", "images"):  # which most states do not have
             if not content[name]:
                 del content[name]
         plain: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(content))
@@ -144,8 +147,8 @@ class RunState:
         feeds: int = self.fingerprint.get("feeds", self.lanes_total)
         return feeds
 
-    def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int]:
-        """The starts of the feeds of a group, and how many of its records have been used."""
+    def starts(self, topology: Topology) -> tuple[dict[int, LaneStart], int, dict[int, _Range]]:
+        """The starts of the feeds of a group, how many of its records have been used, and its lanes' `images`."""
         missing = [lane for lane in topology.owned if lane not in self.lanes]
         if missing:
             raise CheckpointError(
@@ -160,7 +163,8 @@ class RunState:
                 "dp_degree."
             )
         starts = {lane // topology.lanes_per_feed: self.lanes[lane] for lane in topology.owned}
-        return starts, self.rounds * topology.width + self.extra
+        images = {lane: counts for lane, counts in self.images.items() if lane in topology.owned}
+        return starts, self.rounds * topology.width + self.extra, images
 
     @property
     def repeated(self) -> int:
@@ -255,7 +259,8 @@ def _merged(states: Sequence[RunState]) -> RunState:
         Earlier(runs[0].tokens_per_row, _union([run.cuts for run in runs]))
         for runs in zip(*(state.earlier for state in states), strict=True)
     ]
-    merged = replace(first, lanes=lanes, earlier=tuple(earlier))
+    images = _union([state.images for state in states])
+    merged = replace(first, lanes=lanes, earlier=tuple(earlier), images=images)
     return merged if len(groups) == 1 else replace(merged, dp_degree=0, dp_group_id=0)
 
 

@@ -16,6 +16,7 @@ from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
 from zephon.config.topology import Topology
 from zephon.engine.engine import Ahead, Engine
+from zephon.engine.pixels import ImageBudget
 from zephon.run.compile import Compiled
 from zephon.run.index import FlushIndexWriter
 from zephon.run.ledger import LedgerWriter
@@ -38,6 +39,7 @@ class BatchStream:
         compiled: the pipeline.
         starts: where each feed of this group begins.
         cursor: records of this group used before.
+        images: of the lanes of this group before; see `Account`.
         skipped: ranges of rounds [first, last) to leave out.
         agreed: a cursor at which all groups have said already that there is a step to come.
         after: digest of the data of the state that the run goes on from; by default its own.
@@ -48,6 +50,7 @@ class BatchStream:
         compiled: Compiled,
         starts: Mapping[int, LaneStart],
         cursor: int,
+        images: Mapping[int, tuple[int, int]],
         skipped: Sequence[tuple[int, int]] = (),
         agreed: int = -1,
         after: str = "",
@@ -57,9 +60,9 @@ class BatchStream:
         self.process = os.getpid()
         self._compiled, self._plan, self._topology = compiled, plan, topology
         catalogs = tuple(dataset.catalog for dataset in compiled.datasets)
-        images = compiled.vision, compiled.image_id, options.digest_pixels
+        shown = compiled.vision, compiled.image_id, options.digest_pixels
         ahead = plan.pixels.wanted if plan.pixels else None
-        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *images, ahead)
+        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *shown, ahead)
         self._cursor = self._begun = cursor
         self._reached = cursor  # within a batch not handed out yet
         self._given = np.zeros(len(plan.dataset_names), dtype=np.int64)
@@ -82,6 +85,8 @@ class BatchStream:
             else None
         )
         self._faults = self._fault_report()
+        on_grey = self._faults.add_grey if self._faults else None
+        self._images = plan.pixels and ImageBudget(plan.pixels, topology.lanes, images, on_grey)
         if cursor:
             record, batch = cursor * topology.dp_degree, options.global_batch
             step = f", {'inside' if record % batch else 'in'} step {record // batch + 1}" if batch else ""
@@ -111,6 +116,8 @@ class BatchStream:
         self._reached = self._cursor
         try:
             batch = self._next_batch()
+            if batch is not None and self._images:
+                self._images.add(batch.block, batch.sequence_numbers)
             if batch is not None and self._ledger:
                 self._ledger.write(batch)
         except BaseException:
@@ -163,6 +170,7 @@ class BatchStream:
             given=self._given,
             totals=self._engine.totals,
             left_records=self._left_records,
+            images=self._images.counts if self._images else {},
         )
 
     def close(self) -> None:

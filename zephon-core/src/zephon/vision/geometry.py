@@ -77,6 +77,12 @@ class VisionSettings:
         """Bytes of a patch of one frame: 3 channels x rows x columns."""
         return 3 * self.patch_size**2
 
+    @property
+    def fewest_patches(self) -> int:
+        """No image has fewer patches. One that is scaled down may lose up to half of each side to rounding."""
+        fewest = min(self.min_pixels, self.max_pixels // 4) // self.patch_size**2 if self.budget == "pixels" else 0
+        return max(self.merge_size**2, fewest)
+
     def grid(self, width: int, height: int) -> Grid:
         """The patches of an image of that size; `BadImage` where the model cannot see it."""
         high, wide, pad_high, pad_wide = (

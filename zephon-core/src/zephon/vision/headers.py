@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 MAX_PIXELS = 178_956_970
 """Most pixels of an image: what claims more is a bomb for the decoder. Pillow has the same limit."""
-_MAX_SEGMENTS = 4096  # of a JPEG before its size
+_MAX_SEGMENTS = 4096  # of a file before what is looked for
+_EXIF = b"Exif\x00\x00"
 
 
 class BadImage(Exception):
@@ -62,7 +63,7 @@ def _oriented(kind: str, width: int, height: int, orientation: int) -> Header:
 
 
 def _jpeg(data: memoryview) -> Header:
-    at, orientation = 2, 1
+    at, orientation = 2, 0
     for _ in range(_MAX_SEGMENTS):
         if data[at] != 0xFF:
             raise BadImage(f"the JPEG has no marker at byte {at}")
@@ -78,8 +79,8 @@ def _jpeg(data: memoryview) -> Header:
         (length,) = struct.unpack_from(">H", data, at)
         if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
             height, width = struct.unpack_from(">HH", data, at + 3)
-            return _oriented("jpeg", width, height, orientation)
-        if marker == 0xE1 and bytes(data[at + 2 : at + 8]) == b"Exif\x00\x00":
+            return _oriented("jpeg", width, height, orientation or 1)
+        if marker == 0xE1 and not orientation and bytes(data[at + 2 : at + 8]) == _EXIF:
             orientation = _orientation(data[at + 8 : at + length])
         if length < 2:
             raise BadImage(f"the JPEG has a segment of {length} bytes at byte {at}")
@@ -108,6 +109,14 @@ def _png(data: memoryview) -> Header:
     length, kind, width, height = struct.unpack_from(">I4sII", data, 8)
     if kind != b"IHDR" or length != 13:
         raise BadImage("the PNG does not begin with its header")
+    at = 33
+    for _ in range(_MAX_SEGMENTS):
+        length, kind = struct.unpack(">I4s", data[at : at + 8]) if len(data) >= at + 8 else (0, b"IEND")
+        if kind == b"eXIf":
+            return _oriented("png", width, height, _orientation(data[at + 8 : at + 8 + length]))
+        if kind in (b"IDAT", b"IEND"):
+            break
+        at += 12 + length
     return Header("png", width, height)
 
 
@@ -117,7 +126,7 @@ def _webp(data: memoryview) -> Header:
         flags, width, height = data[20], _three_bytes(data, 24) + 1, _three_bytes(data, 27) + 1
         if flags & 0x02:
             raise BadImage("the WebP is an animation; expected a still picture")
-        return Header("webp", width, height)
+        return _oriented("webp", width, height, _exif_of_webp(data) if flags & 0x08 else 1)
     if kind == b"VP8L":
         if data[20] != 0x2F:
             raise BadImage("the WebP has no lossless header")
@@ -129,6 +138,20 @@ def _webp(data: memoryview) -> Header:
         width, height = struct.unpack_from("<HH", data, 26)
         return Header("webp", width & 0x3FFF, height & 0x3FFF)
     raise BadImage(f"the WebP begins with the chunk {kind!r}; expected VP8, VP8L or VP8X")
+
+
+def _exif_of_webp(data: memoryview) -> int:
+    """The orientation in the chunk EXIF, which follows the picture."""
+    at = 12
+    for _ in range(_MAX_SEGMENTS):
+        if len(data) < at + 8:
+            break
+        kind, length = struct.unpack_from("<4sI", data, at)
+        if kind == b"EXIF":
+            exif = data[at + 8 : at + 8 + length]
+            return _orientation(exif[6:] if bytes(exif[:6]) == _EXIF else exif)
+        at += 8 + length + length % 2
+    return 1
 
 
 def _three_bytes(data: memoryview, at: int) -> int:
