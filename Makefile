@@ -1,6 +1,6 @@
 # The two commands of the README, and what is needed while working. Each sets up first; where nothing changed, that
 # takes no time.
-.PHONY: demo demo-vision test test-all lint format bench setup clean
+.PHONY: demo demo-vision test test-all test-free-threaded lint format bench dist docs setup clean
 
 demo: setup
 	@.venv/bin/python -m examples.demo
@@ -14,6 +14,9 @@ test:
 test-all:
 	@TEST_DEPTH=5 scripts/test --numprocesses=2 --dist=worksteal -m ""
 
+test-free-threaded:
+	@scripts/test-free-threaded
+
 lint: setup
 	@scripts/lint
 
@@ -24,8 +27,14 @@ format: setup
 bench: setup
 	@.venv/bin/python -m benchmarks.run compare
 
+dist: setup
+	@scripts/dist
+
+docs: setup
+	@scripts/docs
+
 setup:
 	@scripts/setup
 
 clean:
-	rm -rf .venv .tools .zephon .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .tools .zephon dist site .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -28,6 +28,31 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.ge
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+_BROWSER_TESTS = Path(__file__).parent / "integration" / "test_report_page.py"
+
+
+def _without_browser() -> bool:
+    """Whether there is no Chromium, where that is no failure: a machine of a user, which CI is not."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tools"))
+    from browser import chromium
+
+    return os.environ.get("CI") != "true" and chromium() is None
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Names the tests that are left out."""
+    if _without_browser():
+        name = _BROWSER_TESTS.relative_to(Path(__file__).parents[1])
+        terminalreporter.write_line(f"no chromium here: {name} is deselected (Debian: apt-get install chromium)")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests that need a browser where there is none; CI has one, or fails."""
+    if _without_browser() and (left_out := [item for item in items if item.path == _BROWSER_TESTS]):
+        items[:] = [item for item in items if item.path != _BROWSER_TESTS]
+        config.hook.pytest_deselected(items=left_out)
+
+
 @pytest.fixture(scope="session")
 def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a small tokenizer with BOS and EOS of its own."""

@@ -13,7 +13,7 @@ from examples.corpus import build_demo
 from zephon.run.ledger import compare
 
 pytest.importorskip("transformers")
-from support.forks import BATCH, STEPS
+from support.forks import BATCH, SEQ, STEPS
 from support.hugging_face import SAVED, Trainers
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
@@ -67,6 +67,9 @@ def test_the_state_in_a_checkpoint_is_of_its_step_though_batches_were_fetched_ah
         state = json.loads((trainers.folder / "base" / f"checkpoint-{step}" / "zephon_state.json").read_text())
         assert state["rounds"] * state["lanes_total"] == step * BATCH
         assert len(state["lanes"]) == state["lanes_total"]
+    folders = "--state", trainers.folder / "base" / "checkpoint-2", "--ledger", trainers.folder / "base" / "ledger"
+    shown = trainers.show("1-2", "--seq-len", SEQ - 1, *folders)
+    assert len(shown) == 2 * BATCH and all(record["trained"] for record in shown)
 
 
 def test_a_changed_recipe_and_a_checkpoint_without_data_are_refused_by_name(trainers, base):

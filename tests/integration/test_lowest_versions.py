@@ -1,14 +1,13 @@
 """The lowest versions that the packages declare work: tests run with them in an environment of their own."""
 
 import os
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from support.interpreters import ROOT, find_uv
+
 TESTS = [
     *("unit/config", "unit/data/formats", "unit/data/test_columns.py", "unit/data/test_shards.py"),
     *("unit/data/test_index.py", "unit/cli/test_stream.py", "unit/cli/test_verify.py", "unit/run/test_ledger.py"),
@@ -29,13 +28,13 @@ NOT = "saved or split or litdata or mds or webdataset or megatron or tar_ or dp_
     ],
 )
 def test_the_lowest_versions_that_are_declared_work(tmp_path, package, more, tests):
-    uv = shutil.which("uv", path=f"{os.environ.get('PATH', '')}:{ROOT / '.tools/bin'}")
-    if uv is None or (package != "zephon-core" and sys.version_info < (3, 12)):
-        pytest.skip("needs uv, and the frameworks Python 3.12")
+    if package != "zephon-core" and sys.version_info < (3, 12):
+        pytest.skip("the frameworks need Python 3.12")
+    uv = find_uv()
     python, packages = tmp_path / "venv/bin/python", dict.fromkeys(["zephon-core", package])
     subprocess.run([uv, "venv", "-q", "--python", sys.executable, tmp_path / "venv"], check=True)
     tools = ["pytest>=8.2", "hypothesis>=6.100", "pytest-timeout>=2.3", "zstandard>=0.22", *more]
-    extras = [word for name in ("lance", "vortex", "object-stores") for word in ("--extra", name)]
+    extras = [word for name in ("fast", "lance", "vortex", "object-stores") for word in ("--extra", name)]
     here = tmp_path / "here.txt"
     here.write_text(f"zephon-core @ {(ROOT / 'zephon-core').as_uri()}\n")  # which no index has
     lowest = [

@@ -1,5 +1,6 @@
 """gs:// and az:// through their real clients, against servers on loopback that speak Google's and Azure's APIs."""
 
+import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -123,6 +124,34 @@ def test_keys_that_azure_does_not_know_are_a_sentence(monkeypatch):
         monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")
         with pytest.raises(DataError, match=r"az://corpus/web'.*renew the credentials"):
             list_files("az://corpus/web")
+
+
+@pytest.mark.parametrize(
+    ("account", "uri", "sentence"),
+    [
+        (None, "abfss://corpus@mine.dfs.core.windows.net/web", 'is not set; expected "mine", the account of'),
+        ("other", "abfss://corpus@mine.dfs.core.windows.net/web", 'is "other"; expected "mine", the account of'),
+        (None, "az://corpus/web", "the account of Azure is missing; set AZURE_STORAGE_ACCOUNT_NAME"),
+    ],
+)
+def test_an_account_of_azure_that_is_missing_or_another_one_is_a_sentence(monkeypatch, account, uri, sentence):
+    monkeypatch.setattr("zephon.data.clients._stores", {})
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    if account:
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", account)
+    with pytest.raises(DataError, match=sentence):
+        list_files(uri)
+
+
+def test_a_path_may_name_the_account_of_azure_that_is_in_use(monkeypatch):
+    held = Azure()
+    held.put("web/a.txt", b"text")
+    with held.server:
+        monkeypatch.setattr("zephon.data.clients._stores", {})
+        for key, value in held.environment.items():
+            monkeypatch.setenv(key, value)
+        assert list_files("abfss://corpus@zephon.dfs.core.windows.net/web").names == ["a.txt"]
 
 
 class OpenBucket(Amazon):

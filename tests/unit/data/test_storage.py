@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from support.io_data import open_path, texts_of, write_shard
@@ -180,3 +181,20 @@ def test_a_folder_with_brackets_in_its_name_is_a_folder_also_in_a_pattern(tmp_pa
     for path in ("v[1]", "v[1]/x/a.jsonl", "v[1]/x/*.jsonl", "v[1]/*/*.jsonl", "v[1]/**/*.jsonl"):
         assert texts_of(open_path(tmp_path / path)) == ["a"]
     assert texts_of(open_path(tmp_path / "v[12]/x/*.jsonl")) == ["b"]
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("log", ["_delta_log", ".hoodie"])
+@pytest.mark.parametrize("below", ["", "web/"])
+def test_the_folder_of_a_table_with_a_log_is_refused_and_a_glob_names_its_files(tmp_path, place, log, below):
+    files = [f"{below}a.parquet", f"{below}{log}/00000.json"]
+    root = str(tmp_path / "table") if place == "local" else f"memory://{tmp_path.name}"
+    for name in files:
+        if place == "memory":
+            fsspec.filesystem("memory").pipe_file(f"/{tmp_path.name}/{name}", b"x")
+        else:
+            (tmp_path / "table" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "table" / name).write_bytes(b"x")
+    with pytest.raises(DataError, match=r"it is a table of (Delta Lake|Hudi), whose log .* says which files count"):
+        list_files(root)
+    assert list_files(f"{root}/{below}*.parquet").names == ["a.parquet"]

@@ -5,13 +5,22 @@ import pyarrow.parquet as pq
 import pytest
 
 
+@pytest.fixture(scope="session")
+def write_recipe():
+    return _write_recipe
+
+
 @pytest.fixture
 def recipe(tmp_path):
+    return _write_recipe(tmp_path)
+
+
+def _write_recipe(folder):
     for name, count in (("a", 60), ("b", 30)):
-        (tmp_path / name).mkdir()
+        (folder / name).mkdir()
         texts = [f"{name} {i} " + "some words to fill the document " * (1 + i % 7) for i in range(count)]
-        pq.write_table(pa.table({"text": texts}), tmp_path / name / "0.parquet")
-    path = tmp_path / "recipe.toml"
+        pq.write_table(pa.table({"text": texts}), folder / name / "0.parquet")
+    path = folder / "recipe.toml"
     path.write_text(
         'seed = 5\nchunk_size = 40\nshuffle_buffer_size = 16\n[[sources]]\nname = "a"\npath = "a"\nweight = 2.0\n'
         '[[sources]]\nname = "b"\npath = "b"\n'

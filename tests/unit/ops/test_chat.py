@@ -113,6 +113,38 @@ def test_the_assistants_words_and_ends_of_turns_are_trained_on_and_nothing_else(
     assert encoded([FINE], template, loss="all")[0][0][1].all()
 
 
+FLAGS = {"weight": 0, "train": False, "training": 0.0, "loss": False}
+
+
+@pytest.mark.parametrize("flag", FLAGS)
+@pytest.mark.parametrize("template", [CHATML, GENERATION, THINKING, HEADERS, INST], ids="abcde")
+@pytest.mark.parametrize("kind", ["struct", "json"])
+def test_nothing_of_a_message_is_trained_on_whose_flag_says_so(flag, template, kind):
+    marked = [dict(message) for message in FINE]
+    marked[1][flag], marked[3][flag] = FLAGS[flag], type(FLAGS[flag])(1)
+    marked[0][flag] = FLAGS[flag]  # of what is not trained on anyway
+    column = pa.array([marked]) if kind == "struct" else [json.dumps(marked)]
+    ids, trained = ids_and_text(column, template)
+    assert ids == ids_and_text([FINE], template)[0]
+    assert trained == ids_and_text([FINE], template, loss="last_assistant")[1] != ""
+    marked[3][flag] = FLAGS[flag]
+    assert ids_and_text([json.dumps(marked)], template, loss="last_assistant")[1] == ""
+
+
+@pytest.mark.parametrize(
+    ("changed", "options", "reason"),
+    [
+        ({"weight": 0.5}, {}, "weight of message 1 (0.5) is a number; expected 0 or 1, or true or false"),
+        ({"train": "no"}, {}, 'train of message 1 ("no") is text; expected 0 or 1, or true or false'),
+        ({"weight": 0}, {"loss": "all"}, 'message 1 has a flag that leaves it out of the loss, and loss is "all"'),
+    ],
+)
+def test_flags_that_cannot_be_followed_are_rows_that_cannot_be_used(changed, options, reason):
+    marked = [FINE[0], {**FINE[1], **changed}]
+    out, failed = encoded([json.dumps(marked), json.dumps(FINE)], skips=True, **options)
+    assert list(out) == [1] and reason in failed[0]
+
+
 words = st.text(alphabet="ab <|im_end>\n木é", max_size=20)
 
 
@@ -355,13 +387,17 @@ def test_a_column_of_system_messages_comes_first(columns):
 @pytest.mark.parametrize(
     ("name", "columns", "remedy"),
     [
-        ("system", {}, 'name it (system="system"), or leave it out by name (ignored=["system"])'),
+        (
+            "system",
+            {},
+            'name it (system="system", in a recipe system_field), or leave it out by name (ignored=[',
+        ),
         ("history", {}, "put it into the messages in a map, or leave"),
-        ("functions", {}, 'name it (tools="functions")'),
+        ("functions", {}, 'name it (tools="functions", in a recipe tools_field)'),
         ("chat_template_kwargs", {}, "put it into"),
         ("images", {}, "name it (images="),
         ("reasoning", TALK_AND_ANSWER[1], "put it into"),
-        ("context", TALK_AND_ANSWER[1], 'name it (input="context")'),
+        ("context", TALK_AND_ANSWER[1], 'name it (input="context", in'),
     ],
 )
 def test_a_column_of_conversations_that_is_not_used_is_refused_by_name(name, columns, remedy):
@@ -371,6 +407,21 @@ def test_a_column_of_conversations_that_is_not_used_is_refused_by_name(name, col
     assert remedy in str(info.value)
     next(iter(pipeline_of(columns, ignored=[name])))
     next(iter(pipeline_of(columns, lambda pipeline: pipeline.map_transform(lambda row: row, columns=[name]))))
+
+
+def test_a_column_that_a_map_makes_is_named_or_refused_and_one_that_it_does_not_make_is_missing():
+    def with_system(row):
+        return {"messages": row["messages"], "system": "Be brief."}
+
+    columns = {"messages": [talk("hi", "ho")] * 20}
+    before = lambda pipeline: pipeline.map_transform(with_system, columns=["messages"])  # noqa: E731
+    with pytest.raises(PipelineError, match='tokenize_chat does not use column "system"'):
+        next(iter(pipeline_of(columns, before)))
+    batch = next(iter(pipeline_of(columns, before, system="system")))
+    text = load(chat_tokenizer()).decode(batch.to_training(as_numpy=True)["input_ids"][0])
+    assert text.startswith("<|im_start|>system\nBe brief.<|im_end|>")
+    with pytest.raises(PipelineError, match='tokenize_chat needs the column "tone", which is not there'):
+        next(iter(pipeline_of(columns, before, system="tone", ignored=["system"])))
 
 
 def test_two_system_messages_are_no_conversation():

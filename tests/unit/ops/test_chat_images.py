@@ -224,5 +224,5 @@ def test_a_template_without_placeholders_and_a_length_are_refused(folder):
     assert "the template writes 0 <|image_pad|> for 1 images; expected one for each" in rows.failed[0][2]
     with pytest.raises(PipelineError, match="tokenize_chat max_length is 9, which would cut images"):
         TokenizeChat(str(folder), images="auto", max_length=9)
-    with pytest.raises(PipelineError, match=r'does not use column "images", .* name it \(images="images"\)'):
+    with pytest.raises(PipelineError, match=r'does not use column "images", .* name it \(images="images", in a recipe'):
         TokenizeChat(str(folder)).resolved(["messages", "images"], "talks")

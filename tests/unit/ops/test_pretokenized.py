@@ -157,3 +157,79 @@ def test_a_pipeline_of_ids_needs_no_tokenizer_and_mixes_with_text(tiny_tokenizer
     batch = next(iter(both))
     trained = batch.to_training(as_numpy=True, return_loss_mask=True)["loss_mask"]
     assert 0.6 < trained.mean() < 1 and set(batch.provenance().column("dataset").to_pylist()) == {"ids", "text"}
+
+
+BESIDE = {
+    "loss": "loss",
+    "loss_mask": "loss",
+    "assistant_masks": "loss",
+    "completion_mask": "loss",
+    "labels": "labels",
+    "position_ids": "positions",
+    "weight": None,
+    "seq_lengths": None,
+}
+
+
+def ids_beside(tmp_path, kind, columns, count=100):
+    """A dataset of token ids: a table, JSON lines, or JSON lines of which only the last row has all columns."""
+    rows = [{key: value for key, value in columns.items() if kind != "late" or key == "input_ids"}] * (count - 1)
+    rows = [*rows, columns]
+    if kind == "table":
+        return Dataset.from_table("a", pa.Table.from_pylist(rows))
+    if kind == "structs":
+        return Dataset.from_table("a", pa.Table.from_pylist([{"data": row} for row in rows]))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Dataset.from_path("a", tmp_path)
+
+
+def streamed(dataset, before=lambda pipeline: pipeline, **options):
+    pipeline = before(Pipeline(StaticMixtureWorkSource([dataset])).options(runner="inline", canonical_replicas=1))
+    batches = iter(pipeline.pretokenized(**options).pack_flat(11).batch(1))
+    return [next(batches) for _ in range(40)]
+
+
+@pytest.mark.parametrize("kind", ["table", "structs", "lines", "late"])
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_column_that_changes_what_is_trained_on_is_used_or_refused_by_name(tmp_path, name, kind):
+    value = [-100, 11, 12] if name == "labels" else 1 if name == "weight" else [0, 1, 1]
+    dataset = ids_beside(tmp_path, kind, {"input_ids": [10, 11, 12], name: value})
+    field, column = ("data.input_ids", f"data.{name}") if kind == "structs" else ("input_ids", name)
+    remedy = "no option takes it" if BESIDE[name] is None else f'({BESIDE[name]}="{column}", in a recipe {BESIDE[name]}'
+    error = DataError if kind in ("structs", "late") else PipelineError
+    with pytest.raises(error, match=f'pretokenized does not use column "{column}"') as info:
+        streamed(dataset, field=field)
+    assert remedy in str(info.value)
+    batches = streamed(dataset, field=field, ignored=[column])
+    assert batches[0].tokens[0, :3].tolist() == [10, 11, 12]
+    if BESIDE[name] in ("loss", "labels") and kind != "late":
+        (batch, *_) = streamed(dataset, field=field, **{BESIDE[name]: column})
+        assert batch.to_training(as_numpy=True, return_loss_mask=True)["loss_mask"].mean() < 0.8
+
+
+def test_a_column_that_a_map_reads_is_its_business_and_one_that_it_makes_is_not(tmp_path):
+    dataset = ids_beside(tmp_path, "table", {"input_ids": [10, 11, 12], "labels": [-100, 11, 12]})
+    streamed(dataset, lambda p: p.map_transform(lambda row: row))
+    streamed(dataset, lambda p: p.filter("length(labels) == 3"))
+    text = Dataset.from_dict("a", {"text": ["some words"] * 40})
+    made = {"input_ids": [10, 11, 12], "labels": [-100, 11, 12]}
+    with pytest.raises(PipelineError, match='pretokenized does not use column "labels"'):
+        streamed(text, lambda p: p.map_transform(lambda row: made))
+    streamed(text, lambda p: p.map_transform(lambda row: made), labels="labels")
+
+
+@pytest.mark.parametrize("kind", ["table", "structs", "lines", "late"])
+def test_an_attention_mask_of_ones_is_fine_and_padding_is_not(tmp_path, kind):
+    folder = "data." if kind == "structs" else ""
+    columns = {"input_ids": [10, 11, 12], "attention_mask": [1, 1, 1], "token_type_ids": [0, 0, 0]}
+    streamed(ids_beside(tmp_path, kind, columns), field=folder + "input_ids")
+    padded = ids_beside(tmp_path, kind, {**columns, "attention_mask": [1, 1, 0]})
+    with pytest.raises(DataError, match=rf'"{folder}attention_mask" holds 0, so the id there is padding'):
+        streamed(padded, field=folder + "input_ids")
+    streamed(padded, field=folder + "input_ids", ignored=[folder + "attention_mask"])
+
+
+def test_a_mask_that_is_named_leaves_others_to_the_user():
+    columns = {"input_ids": [10, 11, 12], "labels": [10, 11, 12], "loss_mask": [0, 1, 1], "attention_mask": [1, 0, 1]}
+    table = Dataset.from_table("a", pa.Table.from_pylist([columns] * 40))
+    streamed(table, loss="attention_mask")

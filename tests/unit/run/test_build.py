@@ -23,6 +23,12 @@ def test_columns_of_conversations_have_keys_in_a_recipe(keys, options):
     assert {name: getattr(encode, name) for name in options} == options
 
 
+def test_columns_beside_token_ids_are_left_out_by_a_key_of_a_recipe():
+    sources = [{"name": "ids", "path": "data", "documents": "tokens", "ignored_fields": "labels weight"}]
+    encode = operators_of_recipe(DataRecipe.from_dict({"sources": sources}), "gpt2", 128)[0]
+    assert encode.ignored == ("labels", "weight")
+
+
 def test_images_have_keys_in_a_recipe_and_settings_of_the_model():
     images = {"name": "pairs", "path": "data", "documents": "images", "text_field": "caption", "media_root": "/media"}
     recipe = DataRecipe.from_dict({"sources": [images, {"name": "text", "path": "data"}], "max_patches": 99})

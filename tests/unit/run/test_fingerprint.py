@@ -140,7 +140,7 @@ OPERATORS = {
         },
     ),
     "pretokenized": (
-        {"field": "ids"},
+        {"field": "ids", "ignored": ["labels"]},
         {
             "tokenizer_id": None,
             "special_tokens": "eos",

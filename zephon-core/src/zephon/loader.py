@@ -215,10 +215,10 @@ class JobLoader:
             self._remember()
             self._first = self._count() if self._count else 0
         elif (consumed := self._consumed()) < self._given:
-            self.pipeline.restore(self._state())
-            self._given = consumed // self.batches_per_step * self.batches_per_step
-            while len(self._states) > 1:
-                self._states.pop()
+            state, steps = self._state(), consumed // self.batches_per_step
+            self.pipeline.restore(state)
+            self._given = steps * self.batches_per_step
+            self._states = deque([(steps, state)])
             batches = iter(self.pipeline)
             while self._given < consumed:
                 next(batches)

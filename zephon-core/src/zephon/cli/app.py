@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import re
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,8 +14,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from zephon import __version__
+from zephon.cli.bench import bench
 from zephon.cli.index import index
+from zephon.cli.inspect import inspect
 from zephon.cli.plan import plan
+from zephon.cli.report import report
 from zephon.cli.show import show
 from zephon.cli.stream import stream
 from zephon.cli.verify import verify
@@ -51,13 +55,15 @@ class _Group(TyperGroup):
         raise typer.Exit(2)
 
 
+# Boxes and colours are for people; elsewhere help and errors are plain lines, as on narrow terminals, where rich would
+# cut the names of options.
+_has_boxes = sys.stdout.isatty() and sys.stderr.isatty() and shutil.get_terminal_size().columns >= 80
+
 app = typer.Typer(
     cls=_Group,
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    # Boxes are for people; elsewhere help and errors are plain lines.
-    rich_markup_mode="rich" if sys.stdout.isatty() and sys.stderr.isatty() else None,
+    rich_markup_mode="rich" if _has_boxes else None,
     help="Raw documents in, training batches out, the same on any number of GPUs.",
 )
 
@@ -82,5 +88,5 @@ def _main(
         progress.setLevel(logging.INFO)
 
 
-for command in (stream, plan, index, show, verify):
+for command in (inspect, stream, bench, plan, index, show, verify, report):
     app.command(command.__name__, cls=_Command)(command)

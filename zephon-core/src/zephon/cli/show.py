@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -69,88 +72,145 @@ def show(
     if last < first:
         raise PipelineError(f"--step is {step}; expected a step, counted from 1, or a range such as 17-20.")
     account = read_ledger(ledger) if ledger else None
-    # Steps as the trainer counted them: before this record `done` steps, of whatever global batch.
-    origin, done, size = (0, 0, global_batch)
-    for change in account.steps if account else ():
-        if change[1] < first:
-            origin, done, size = change
-        elif change[1] < last:
-            raise PipelineError(
-                f"--step is {step}; expected a range in which the global batch, {size} up to step "
-                f"{change[1]}, stays: it is {change[2]} from there on."
-            )
-    if size != global_batch:
-        raise PipelineError(f"--global-batch is {global_batch}; expected {size}, as in step {first} of {ledger}.")
-    begin, end = (origin + (each - done) * size for each in (first - 1, last))
-    if record is not None and not begin <= record < end:
-        raise PipelineError(f"--record is {record}; expected a record of step {step}, from {begin} to {end - 1}.")
     if flush_index is not None and not flush_index.is_dir():
         raise DataError(f"--flush-index is {flush_index}; expected the existing folder of the run's flush index.")
-    config = DataRecipe.from_toml(recipe)
-    lanes = canonical_replicas or (account.lanes if account else None)
-    pipeline = open_pipeline(
-        config,
-        tokenizer,
-        seq_len,
-        global_batch,
-        vision,
-        global_batch=global_batch,
-        canonical_replicas=lanes,
-        digest_pixels=account.pixels if account else None,
-    )
-    # A pipeline with a flush index writes to it, which `show` must not: so only the place is taken from it.
-    place = pipeline.options(flush_index=flush_index)
-    if state:
-        try:
-            states = [RunState.from_dict(each) if isinstance(each, dict) else each for each in read_states(state)]
-            place.restore(states)
-        except CheckpointError as error:
-            if not error.changes:
-                raise DataError(f"{state} cannot be used: {error}") from None
-            changes = "; ".join(map(str, error.changes))
-            raise DataError(f"{state} is of a run with other data: {changes}.") from None
-        if states[0].data != place.compiled.digest:
-            raise DataError(f"{state} is of the run that {recipe} takes over from; pass a state of a later step.")
-    if place.awaits_state:
-        raise PipelineError(f"{recipe} takes over from another run (continue_from); pass --state of a later step.")
-    if state and not account and place.cursor < end:
-        print(
-            f"warning: {state} was taken before step {last} had ended, so it does not tell what was trained on later.",
-            file=sys.stderr,
+    run = SeenRun(recipe, tokenizer, seq_len, global_batch, account, state, canonical_replicas, vision, flush_index)
+    begin, end = run.place_of(first, last, step)
+    if record is not None and not begin <= record < end:
+        raise PipelineError(f"--record is {record}; expected a record of step {step}, from {begin} to {end - 1}.")
+    for number, batch, records in run.steps(range(first, last + 1)):
+        if batch is None:
+            print(f"step {number} is left out by the run", file=sys.stderr)
+            continue
+        for line in records:
+            if record in (None, line["record"]):
+                if images is not None:
+                    _write_images(images, batch, line)
+                print(json.dumps(line) if as_json else _text(line, None if full else chars, run.placeholder))
+
+
+@dataclass
+class SeenRun:
+    """The steps of a run, read again: what its recipe gives, compared with its ledger or state.
+
+    Attributes:
+        account: its ledger.
+        state: a state of it, or a checkpoint of a trainer.
+        lanes: their number, where it is not that of the recipe or the ledger.
+    """
+
+    recipe: Path
+    tokenizer: str
+    seq_len: int
+    global_batch: int
+    account: Ledger | None
+    state: Path | None = None
+    lanes: int | None = None
+    vision: str | None = None
+    flush_index: Path | None = None
+    placeholder: str = ""
+
+    def place_of(self, first: int, last: int, said: str) -> tuple[int, int]:
+        """The first record of a range of steps, and the first one behind it; `said` is what the user calls the range.
+
+        Steps are as the trainer counted them: before a record `done` steps, of whatever global batch.
+        """
+        self._origin, self._done, size = (0, 0, self.global_batch)
+        for change in self.account.steps if self.account else ():
+            if change[1] < first:
+                self._origin, self._done, size = change
+            elif change[1] < last:
+                raise PipelineError(
+                    f"--step is {said}; expected a range in which the global batch, {size} up to step "
+                    f"{change[1]}, stays: it is {change[2]} from there on."
+                )
+        if size != self.global_batch:
+            name = self.account.name if self.account else ""
+            raise PipelineError(
+                f"--global-batch is {self.global_batch}; expected {size}, as in step {first} of {name}."
+            )
+        return self._first_of(first), self._first_of(last + 1)
+
+    def _first_of(self, step: int) -> int:
+        return self._origin + (step - 1 - self._done) * self.global_batch
+
+    def steps(self, wanted: Sequence[int]) -> Iterator[tuple[int, SampleBatch | None, list[dict[str, Any]]]]:
+        """Some steps, ascending: number, batch, and records as JSON types; no batch where the run has left it out.
+
+        Raises:
+            DataError: a record is not that of the ledger, or the data end before.
+        """
+        waiting = deque(wanted)
+        begin, end = self.place_of(wanted[0], wanted[-1], f"{wanted[0]}-{wanted[-1]}")
+        config, state, account = DataRecipe.from_toml(self.recipe), self.state, self.account
+        lanes = self.lanes or (account.lanes if account else None)
+        size = self.global_batch
+        pipeline = open_pipeline(
+            config,
+            self.tokenizer,
+            self.seq_len,
+            size,
+            self.vision,
+            global_batch=size,
+            canonical_replicas=lanes,
+            digest_pixels=account.pixels if account else None,
         )
-    if not (state or account):
-        print(
-            "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, pass "
-            "--ledger or --state.",
-            file=sys.stderr,
-        )
-    if not place.compiled.history:
-        place.seek(sequence_number=begin)
-    elif begin < place.cursor:
-        raise DataError(
-            f"{state} is of a run that accepted a change of its records, and was taken after step {first}; expected a "
-            "state before it. Pass an earlier one, with the recipe of that time, or name a later step."
-        )
-    pipeline.restore(place.checkpoint())
-    decoder, shown = load_tokenizer(tokenizer_path(tokenizer)), first - 1
-    settings = pipeline.compiled.vision
-    placeholder = settings.image_token if settings else ""
-    for batch in pipeline:
-        number = (int(batch.sequence_numbers[0]) - origin) // global_batch + done + 1
-        for skipped in range(shown + 1, min(number, last + 1)):
-            print(f"step {skipped} is left out by the run", file=sys.stderr)
-        if first <= number <= last:
-            for line in _records(batch, number, pipeline.compiled.topology.lanes, decoder, account):
-                if record in (None, line["record"]):
-                    if images is not None:
-                        _write_images(images, batch, line)
-                    print(json.dumps(line) if as_json else _text(line, None if full else chars, placeholder))
-        shown = number
-        if shown >= last:
-            break
-    pipeline.close()
-    if shown < last:
-        raise DataError(f"{config.origin}: the data ends before step {last}; the last step is {shown}.")
+        # A pipeline with a flush index writes to it, which is not done here: so only the place is taken from it.
+        place = pipeline.options(flush_index=self.flush_index)
+        if state:
+            try:
+                states = [RunState.from_dict(each) if isinstance(each, dict) else each for each in read_states(state)]
+                place.restore(states)
+            except CheckpointError as error:
+                if not error.changes:
+                    raise DataError(f"{state} cannot be used: {error}") from None
+                changes = "; ".join(map(str, error.changes))
+                raise DataError(f"{state} is of a run with other data: {changes}.") from None
+            if states[0].data != place.compiled.digest:
+                raise DataError(
+                    f"{state} is of the run that {self.recipe} takes over from; pass a state of a later step."
+                )
+        if place.awaits_state:
+            raise PipelineError(
+                f"{self.recipe} takes over from another run (continue_from); pass --state of a later step."
+            )
+        if state and not account and place.cursor < end:
+            print(
+                f"warning: {state} was taken before step {wanted[-1]} had ended, so it does not tell what was trained "
+                "on later.",
+                file=sys.stderr,
+            )
+        if not (state or account):
+            print(
+                "warning: this is what recipe, data and tokenizer give now. To be sure that a run was trained on it, "
+                "pass --ledger or --state.",
+                file=sys.stderr,
+            )
+        if not place.compiled.history:
+            place.seek(sequence_number=begin)
+        elif begin < place.cursor:
+            raise DataError(
+                f"{state} is of a run that accepted a change of its records, and was taken after step {wanted[0]}; "
+                "expected a state before it. Pass an earlier one, with the recipe of that time, or name a later step."
+            )
+        pipeline.restore(place.checkpoint())
+        decoder = load_tokenizer(tokenizer_path(self.tokenizer))
+        settings, shown = pipeline.compiled.vision, wanted[0] - 1
+        self.placeholder = settings.image_token if settings else ""
+        for batch in pipeline:
+            shown = (int(batch.sequence_numbers[0]) - self._origin) // size + self._done + 1
+            while waiting and waiting[0] < shown:
+                yield waiting.popleft(), None, []
+            if waiting and waiting[0] == shown:
+                lanes = pipeline.compiled.topology.lanes
+                yield waiting.popleft(), batch, _records(batch, shown, lanes, decoder, account)
+            if not waiting:
+                break
+            if self.flush_index is not None and waiting[0] > shown + 1:
+                pipeline.restore(place.seek(sequence_number=self._first_of(waiting[0])).checkpoint())
+        pipeline.close()
+        if waiting:
+            raise DataError(f"{config.origin}: the data ends before step {wanted[-1]}; the last step is {shown}.")
 
 
 def _records(batch: SampleBatch, step: int, lanes: int, decoder: Any, account: Ledger | None) -> list[dict[str, Any]]:

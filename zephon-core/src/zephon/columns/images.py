@@ -137,18 +137,11 @@ class Images:
             return None
         return ready.values
 
-    def decoded(
-        self,
-        patches: Sequence[np.ndarray],
-        reasons: Sequence[str | None],
-        ready: ReadyPixels | None = None,
-        ready_at: int = 0,
-    ) -> Images:
+    def decoded(self, patches: Sequence[np.ndarray], reasons: Sequence[str | None]) -> Images:
         """The same with their pixels, and why some are grey."""
         # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
         files = self.files.take(int64_array(np.arange(len(self.files))))
-        why = pa.array(reasons, pa.string())
-        return replace(self, files=files, patches=tuple(patches), reasons=why, ready=ready, ready_at=ready_at)
+        return replace(self, files=files, patches=tuple(patches), reasons=pa.array(reasons, pa.string()))
 
     def digests(self, *, pixels: bool = False) -> list[bytes]:
         """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its

@@ -126,7 +126,7 @@ class RowSettings:
     input_field: Column | None = key(None, "Column of what goes below a prompt; by default input, below instruction.")
     system_field: Column | None = key(None, "Column of system messages.")
     ignored_fields: Prose | None = key(
-        None, "Columns that belong to conversations and are left out on purpose, separated by blanks."
+        None, "Columns that belong to conversations or token ids and are left out on purpose, separated by blanks."
     )
     chat_template: Prose | None = key(
         None, "Chat template, or the path of a .jinja file; by default the tokenizer's own."

@@ -23,6 +23,7 @@ OBSTORE_RETRY: dict[str, Any] = {
 }
 _VERSION_KEYS = ("ETag", "etag", "e_tag", "content_hash", "md5Hash", "checksum", "mtime", "LastModified", "modified")
 _ALIASES = {"s3a": "s3", "s3n": "s3", "gcs": "gs", "abfs": "az", "abfss": "az", "adl": "az", "azure": "az"}
+_AZURE_ACCOUNT = "AZURE_STORAGE_ACCOUNT_NAME"
 _SCHEMES = ("file", "s3", "gs", "az", "http", "https", "hf")
 
 _lock = threading.Lock()
@@ -48,7 +49,8 @@ def store_of(uri: str) -> tuple[Store, str]:
     bucket = ""
     if kind in ("s3", "gs", "az"):
         bucket, _, key = path.partition("/")
-        bucket = bucket.partition("@")[0]  # abfss://container@account.dfs.core.windows.net/path
+        bucket, _, account = bucket.partition("@")  # abfss://container@account.dfs.core.windows.net/path
+        _check_account(uri, account.partition(".")[0])
         path = f"{bucket}/{key}"
         if not bucket:
             raise DataError(f"'{uri}' names no bucket; write {kind}://BUCKET/FOLDER")
@@ -58,6 +60,13 @@ def store_of(uri: str) -> tuple[Store, str]:
         if (kind, bucket) not in _stores:
             _stores[kind, bucket] = _new_store(kind, bucket)
         return _stores[kind, bucket], path
+
+
+def _check_account(uri: str, account: str) -> None:
+    """Refuse a path that names another account of Azure than the environment: its container would be that one's."""
+    if account and account != (named := os.environ.get(_AZURE_ACCOUNT, "")):
+        seen = f'is "{named}"' if named else "is not set"
+        raise DataError(f"{_AZURE_ACCOUNT} {seen}; expected \"{account}\", the account of '{uri}'. Set it")
 
 
 def _new_store(kind: str, bucket: str) -> Store:
@@ -246,7 +255,12 @@ def _gcs(bucket: str, options: dict[str, Any]) -> Any:
 def _azure(container: str, options: dict[str, Any]) -> Any:
     from obstore.store import AzureStore
 
-    return AzureStore(container_name=container, **options)
+    try:
+        return AzureStore(container_name=container, **options)
+    except Exception as error:
+        if os.environ.get(_AZURE_ACCOUNT):
+            raise
+        raise StoreFault("refused", f"the account of Azure is missing; set {_AZURE_ACCOUNT}") from error
 
 
 _CONNECT: dict[str, Callable[[str, dict[str, Any]], Any]] = {

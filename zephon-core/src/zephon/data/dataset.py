@@ -21,6 +21,7 @@ from zephon.data.columns import has_column, physical_columns, require_somewhere
 from zephon.data.fetch import Spans
 from zephon.data.formats.base import Format
 from zephon.data.formats.registry import format_named, select_format
+from zephon.data.hugging_face import check_dataset, open_dataset
 from zephon.data.index import job_listing
 from zephon.data.memory import open_table
 from zephon.data.reader import OpenDataset, ShardFiles
@@ -34,7 +35,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Dataset:
-    """One dataset by name; make it with `from_path`, `from_dict` or `from_table`. Opens nothing until `open`.
+    """One dataset by name; make it with one of the `from_` methods. Opens nothing until `open`.
 
     fmt: the name of a format (docs/formats.md); None finds it from the file names. text_field: the column that holds
     the documents, a path into structs ("meta.text") or a template over several columns ("{title}\\n\\n{text}"); None
@@ -46,7 +47,7 @@ class Dataset:
     path: str | None = None
     fmt: str | None = None
     text_field: str | None = None
-    table: pa.Table | None = field(default=None, repr=False, compare=False)
+    table: Any = field(default=None, repr=False, compare=False)  # a pyarrow.Table or datasets.Dataset
     group: str | None = None
 
     def __post_init__(self) -> None:
@@ -113,6 +114,18 @@ class Dataset:
         if not isinstance(table, pa.Table):
             raise RecipeError(f"the table of dataset '{name}' is a {type(table).__name__}; expected a pyarrow.Table")
         return cls(name, None, None, text_field, table, group)
+
+    @classmethod
+    def from_huggingface(
+        cls, name: str, dataset: Any, text_field: str | None = None, *, group: str | None = None
+    ) -> Dataset:
+        """A `datasets.Dataset`, such as a split of `load_dataset`: rows of its Arrow tables, without a copy.
+
+        Raises:
+            RecipeError: several splits, an `IterableDataset`, a transform that is applied on access.
+        """
+        check_dataset(name, dataset)
+        return cls(name, None, None, text_field, dataset, group)
 
     def columns(
         self, index_dir: Path | None = None, *, skips: bool = False, spans: Spans | None = None
@@ -218,7 +231,9 @@ class Dataset:
         if not columns:
             raise RecipeError(f"no columns of dataset '{self.name}' were asked for; name at least one")
         if self.table is not None:
-            return open_table(self.name, self.table, columns, size_column, is_text)
+            if isinstance(self.table, pa.Table):
+                return open_table(self.name, self.table, columns, size_column, is_text, optional)
+            return open_dataset(self.name, self.table, columns, size_column, is_text, cache, optional)
         lost: list[LostShard] | None = [] if skips else None
         fmt, listing, catalog, kinds, path = self._scanned(size_column, index_dir, is_text, lost=lost, spans=spans)
         loose = optional if fmt.name == "jsonl" else {}

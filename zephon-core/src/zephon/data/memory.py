@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from zephon.columns.arrow import byte_lengths, int64_array, string_array
 from zephon.data.cache import DecodeCache
 from zephon.data.catalog import Catalog
-from zephon.data.columns import check_columns, require_somewhere, sound_table, with_paths
+from zephon.data.columns import check_columns, physical_columns, require_somewhere, sound_table, with_paths
 from zephon.data.formats.base import Group
 from zephon.data.reader import GroupSource, OpenDataset
 from zephon.errors import DataError
@@ -30,15 +30,28 @@ class _Slices(GroupSource):
 
 
 def open_table(
-    name: str, table: pa.Table, columns: Sequence[str], size_column: str, is_text: bool = True
+    name: str,
+    table: pa.Table,
+    columns: Sequence[str],
+    size_column: str,
+    is_text: bool = True,
+    optional: Collection[str] = (),
 ) -> OpenDataset:
-    """`table` as a dataset of one shard, "memory", whose digest is that of the values of `columns`."""
+    """`table` as a dataset of one shard, "memory", whose digest is that of the values of those `columns` that it has.
+
+    Those that are `optional` may be missing, and are null then.
+    """
     label = f"dataset {name} (in memory)"
     text_column = size_column if is_text else None
     needed = list(dict.fromkeys([*columns, size_column]))
-    check_columns(table.schema, needed, text_column, label)
+    held = {column: with_paths(table.schema, column).names for column in needed}
+    missing = [
+        column for column in optional if column in held and not set(physical_columns([column])) <= {*held[column]}
+    ]
+    check_columns(table.schema, [column for column in needed if column not in missing], text_column, label)
     for column in needed:
-        require_somewhere(column, with_paths(table.schema, column).names, label)
+        if column not in missing:
+            require_somewhere(column, held[column], label)
     if not table.num_rows:
         raise DataError(f"dataset '{name}' in memory has no rows; a dataset needs at least one document")
     sound = sound_table(table, needed, text_column, label, 0)
@@ -52,7 +65,7 @@ def open_table(
         fmt="memory",
         shard_names=string_array(["memory"]),
         shard_sizes=np.array([sizes.sum()], np.int64),
-        shard_digests=string_array([_digest(kept)]),
+        shard_digests=string_array([digest_of(kept.drop_columns([each for each in missing if each in columns]))]),
         group_shard=np.zeros(len(offsets), np.int32),
         group_rows=rows,
         group_bytes=sizes,
@@ -63,8 +76,8 @@ def open_table(
     return OpenDataset(catalog, _Slices(kept), DecodeCache(0))
 
 
-def _digest(table: pa.Table) -> str:
-    """Of the values, however they lie in memory: `take` writes every buffer afresh, nulls and offsets included."""
+def digest_of(table: pa.Table) -> str:
+    """A digest of the values, however they lie in memory: `take` writes every buffer afresh, nulls included."""
     everything = int64_array(np.arange(table.num_rows))
     with pa.ipc.new_stream(sink := pa.BufferOutputStream(), table.schema.remove_metadata()) as writer:
         writer.write_table(table.take(everything).combine_chunks())

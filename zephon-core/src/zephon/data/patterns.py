@@ -12,6 +12,18 @@ from fnmatch import fnmatchcase
 
 MAGIC = re.compile(r"[*?\[]")
 HIDDEN = "._"
+_LOGS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+
+
+def table_of(folders: Iterable[str]) -> str:
+    """Why a folder with these below it cannot be read as files: the log of a table lies there; else ""."""
+    for folder in folders:
+        if (name := folder.rpartition("/")[2]) in _LOGS:
+            return (
+                f"it is a table of {_LOGS[name]}, whose log ({folder}) says which files count, beside older versions "
+                "of rows; export it to plain files, or name the files that count with a glob such as *.parquet"
+            )
+    return ""
 
 
 def split_pattern(path: str) -> tuple[str, str]:

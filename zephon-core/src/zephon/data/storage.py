@@ -25,7 +25,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from zephon.data.clients import store_of
-from zephon.data.patterns import MAGIC, Pattern, split_pattern
+from zephon.data.patterns import MAGIC, Pattern, split_pattern, table_of
 from zephon.data.store import Changed, Source, attempt, shown
 from zephon.errors import DataError
 
@@ -397,6 +397,8 @@ def _walk(root: str, pattern: str) -> dict[str, tuple[int, int]]:
                 name = os.path.join(folder, entry.name)
                 file = (identity.st_dev, identity.st_ino, entry.name)
                 if not after:
+                    if not pattern and (table := table_of([name])):
+                        raise DataError(f"'{path}' cannot be read: {table}")
                     continue
                 if entry.is_dir():
                     (links if entry.is_symlink() else folders).append((name, after))

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import unquote
 
-from zephon.data.patterns import MAGIC, select_names, split_pattern
+from zephon.data.patterns import MAGIC, select_names, split_pattern, table_of
 from zephon.errors import DataError
 
 _log = logging.getLogger(__name__)
@@ -107,6 +107,8 @@ class Store:
         folder, pattern = split_pattern(key)
         found = {key: (size, version) for key, size, version in self._find(folder)}
         start = f"{folder}/" if folder else ""
+        if not pattern and (table := table_of({key.rpartition("/")[0] for key in found})):
+            raise StoreFault("refused", table)
         names = select_names(found, folder, pattern)
         return Found(self._uri(folder), [(name, *found[start + name], start + name) for name in names])
 

@@ -51,6 +51,7 @@ class PixelStage:
         workers: how many decode.
         batch: records of a microbatch, whose pixels are made side by side in one piece of memory.
         wanted: the form that they are made in; this process alone knows it.
+        elsewhere: `decoded` in another process; None where this one decodes.
     """
 
     vision: VisionSettings
@@ -84,22 +85,27 @@ class PixelStage:
         shows = not self.placeholders or (record.images is not None and len(record.images.grids))
         return record if shows else self._with_grey_image(record)
 
-    def decoded(
-        self, record: RecordBlock, ready: ReadyPixels | None = None, at: tuple[int, int] = (0, 0)
-    ) -> RecordBlock:
+    def made(self, record: RecordBlock, ready: ReadyPixels | None, at: tuple[int, int]) -> RecordBlock:
+        """A record with its pixels, which are put into `ready` as well, behind so many images and patches."""
+        record = (self.elsewhere or self.decoded)(record)
+        images, first = record.images, at[1]
+        if images is None or ready is None:
+            return record
+        for n, patches in enumerate(images.patches or ()):
+            put(ready.values, ready.form, at[0] + n, first, patches, self.vision)
+            first += len(patches)
+        return replace(record, images=replace(images, ready=ready, ready_at=at[0]))
+
+    def decoded(self, record: RecordBlock) -> RecordBlock:
         """A record with its pixels.
 
         An image that cannot be decoded is grey, and no label of its document is trained on.
-
-        Args:
-            ready: where its pixels are put as well.
-            at: images and patches before its own there.
         """
         images = record.images
         if images is None:
             return record
-        patches, reasons, first = list[np.ndarray](), list[str | None](), at[1]
-        for n, (file, sizes) in enumerate(zip(images.files.to_pylist(), images.grids.tolist(), strict=True)):
+        patches, reasons = list[np.ndarray](), list[str | None]()
+        for file, sizes in zip(images.files.to_pylist(), images.grids.tolist(), strict=True):
             grid = Grid(*sizes)
             try:
                 patches.append(image_patches(file, grid, self.vision))
@@ -107,13 +113,16 @@ class PixelStage:
             except BadImage as error:
                 patches.append(grey_patches(grid, self.vision))
                 reasons.append(str(error))
-            if ready is not None:
-                put(ready.values, ready.form, at[0] + n, first, patches[-1], self.vision)
-                first += grid.patches
-        record = replace(record, images=images.decoded(patches, reasons, ready, at[0]))
+        record = replace(record, images=images.decoded(patches, reasons))
         if any(reasons):
             record.loss = self._without_grey(record)
         return record
+
+    def describe(self, record: RecordBlock) -> str:
+        """The rows of a record, in words."""
+        rows = zip(record.span_dataset.tolist(), record.span_row.tolist(), strict=True)
+        located = [(self.names[dataset], *self.locate(dataset, row)) for dataset, row in rows]
+        return ", ".join(f'dataset "{name}", shard {shard}, row {row}' for name, shard, row in located[:3])
 
     def _with_grey_image(self, record: RecordBlock) -> RecordBlock:
         """A record with an image of one token in its padding, of its last document; a filler gets an empty one."""
@@ -147,7 +156,7 @@ class PixelStage:
         records = (self.filled(block.slice(n, n + 1)) for block in blocks for n in range(len(block)))
         while batch := list(itertools.islice(records, self.batch)):
             for job, of_job in self._jobs(batch):
-                waiting.append((runner.submit("vision", self.decoded, *job), of_job))
+                waiting.append((runner.submit("vision", self.made, *job), of_job))
                 under_way += of_job
                 # Nothing is stored up before it is known in which form. At most one for one while there is room, so
                 # that a slow consumer finds as many ready as there may be.
@@ -162,7 +171,7 @@ class PixelStage:
             yield pending.result()
 
     def _jobs(self, batch: Sequence[RecordBlock]) -> Iterator[tuple[tuple[Any, ...], int]]:
-        """The arguments of `decoded` for each record of a microbatch, and bytes of its pixels."""
+        """The arguments of `made` for each record of a microbatch, and bytes of its pixels."""
         counts = [[] if each.images is None else each.images.patch_counts.tolist() for each in batch]
         of_all, form = [count for some in counts for count in some], self.wanted.form
         ready = None

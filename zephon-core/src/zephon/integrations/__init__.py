@@ -1,6 +1,7 @@
 """Zephon as the data of training frameworks; a module per framework, which imports it.
 
 hugging_face    Trainer of transformers, and its subclasses
+lightning       Trainer of Lightning
 trl             SFTTrainer of TRL
 
 TorchTitan and Megatron have packages of their own: torchtitan-zephon and megatron-zephon.

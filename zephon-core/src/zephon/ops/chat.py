@@ -10,19 +10,26 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zephon.config.keys import Column, MediaRoot, Names, check, key, quote
+from zephon.config.keys import Column, MediaRoot, check, key, quote
 from zephon.config.settings import ChatLoss
 from zephon.data.columns import has_column
 from zephon.errors import PipelineError
 from zephon.ops.chat_images import check_placeholders, expanded, with_images
-from zephon.ops.chat_messages import MessageFailure, normal_messages, normal_tools, paired_messages, python_values
+from zephon.ops.chat_messages import (
+    UNTRAINED,
+    MessageFailure,
+    normal_messages,
+    normal_tools,
+    paired_messages,
+    python_values,
+)
 from zephon.ops.chat_specials import SpellableTokens
 from zephon.ops.chat_template import TemplateFailure, chat_templates, digest_of
 from zephon.ops.chat_tokens import ChatText, tokens_of
 from zephon.ops.chat_turns import ASSISTANT, Conversation, Skeleton, skeleton_of
-from zephon.ops.encode import Documents, EncodeOptions, Encoder
+from zephon.ops.encode import Documents, Encoder, PartsOptions
 from zephon.ops.media import BadRow, Image, Media, vision_ids
-from zephon.ops.rows import RowOperator, Rows, check_names
+from zephon.ops.rows import Rows, check_names
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 from zephon.vision.geometry import VisionSettings
@@ -33,17 +40,16 @@ _PAIRS = (("prompt", "completion"), ("prompt", "response"), ("instruction", "out
 # Columns that change what a conversation says, with the option that takes them where there is one.
 _PARTS = dict.fromkeys(("system", "system_prompt", "system_message"), "system")
 _PARTS |= {
-    "functions": "tools",
+    **dict.fromkeys(("tools", "functions"), "tools"),
     **dict.fromkeys(("history", "documents", "chat_template_kwargs"), ""),
     **dict.fromkeys(("image", "images"), "images"),
 }
 _PARTS_OF_PROMPTS = {"input": "input", "context": "input", "reasoning_content": "", "reasoning": "", "thinking": ""}
-_NOTHING: tuple[Any, ...] = (None, "", "[]", "{}", [], {})
 _SKELETONS_KEPT = 4096
 
 
 @dataclass(frozen=True)
-class TokenizeChat(EncodeOptions):
+class TokenizeChat(PartsOptions):
     """Turn conversations into tokens by a Hugging Face chat template.
 
     The ids are those of `apply_chat_template` in transformers, but for one thing: what a conversation says never
@@ -62,7 +68,9 @@ class TokenizeChat(EncodeOptions):
     layout: ClassVar[str] = (
         "chat {datasets} {field} {response} {input} {tools} loss={loss} assistant_tokens={assistant_tokens} date={date}"
     )
-    resolved_settings: ClassVar[frozenset[str]] = EncodeOptions.resolved_settings | {"chat_template"}
+    resolved_settings: ClassVar[frozenset[str]] = PartsOptions.resolved_settings | {"chat_template"}
+    whole: ClassVar[str] = "conversations"
+    unless: ClassVar[str] = "put it into the messages in a map"
     tokenizer_id: TokenizerId
     field: Column = key(
         "auto",
@@ -83,7 +91,6 @@ class TokenizeChat(EncodeOptions):
     response: str | None = "auto"
     input: str | None = "auto"
     system: Column | None = key(None, "The column of system messages, for conversations that have none of their own.")
-    ignored: Names = key((), "Columns that belong to conversations and are left out on purpose.", decides_data=False)
     assistant_tokens: Sequence[str] | str = ("<think>", "</think>")
     images: Column | None = key(
         None,
@@ -160,41 +167,21 @@ class TokenizeChat(EncodeOptions):
         return self.tools, self.input, self.system, self.images
 
     def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> TokenizeChat:
-        """The same with the columns found among those of a dataset, of which other operators read some.
-
-        PipelineError where one that is named is missing, or one that belongs to conversations is not used.
-        """
+        """The same with the columns found among those of a dataset; see `PartsOptions`."""
         for option, name in zip(("tools", "input", "system", "images"), self._optional, strict=True):
             if name not in (None, "auto") and not has_column(name, present):
                 raise PipelineError(
                     f'dataset "{dataset}": tokenize_chat {option} names column "{name}", which is missing; there are '
                     f"{', '.join(present)}."
                 )
-        found = self.found(present)
-        found = replace(found, ignored=(*found.ignored, *sorted(read)))
-        for name in found.unused_columns:
-            if name in present:
-                raise PipelineError(f'dataset "{dataset}": {self.refusal(name)}.')
-        return found
+        return super(TokenizeChat, self.found(present)).resolved(present, dataset, read)
 
-    @property
-    def unused_columns(self) -> tuple[str, ...]:
-        """Columns that change what conversations say, beside them or what holds them, neither used nor ignored."""
+    def parts(self) -> dict[str, str]:
+        """Columns that change what conversations say, with the option that takes each, or ""."""
         parts = _PARTS | (_PARTS_OF_PROMPTS if self.extra_columns else {})
-        kept = [name for name, option in parts.items() if option not in ("input", "tools") or getattr(self, option)]
-        folder = self.field.rpartition(".")[0]
-        beside = [f"{folder}.{name}" for name in (*kept, *(["tools"] if self.tools else []))] if folder else []
-        used = {self.field, *self.extra_columns, *self.optional_columns, *self.ignored}
-        return tuple(name for name in (*kept, *beside) if name not in used)
-
-    def refusal(self, name: str) -> str:
-        """The words for a column that is not used."""
-        option = (_PARTS | _PARTS_OF_PROMPTS).get(name.rpartition(".")[2], "tools")
-        remedy = f"name it ({option}={quote(name)})" if option else "put it into the messages in a map"
-        return (
-            f'tokenize_chat does not use column "{name}", which belongs to conversations; {remedy}, or leave it out by '
-            f"name (ignored=[{quote(name)}])"
-        )
+        return {
+            name: option for name, option in parts.items() if option not in ("input", "tools") or getattr(self, option)
+        }
 
     def found(self, present: Sequence[str]) -> TokenizeChat:
         """The same with the columns of conversations found among those of a dataset."""
@@ -212,26 +199,6 @@ class TokenizeChat(EncodeOptions):
     def encoder(self, tokenizer: Tokenizer, bos: int | None, eos: int | None) -> ChatEncoder:
         """The worker, for a tokenizer that is loaded and checked."""
         return ChatEncoder(self, tokenizer, bos, eos)
-
-
-@dataclass(frozen=True)
-class RefuseUnused(RowOperator):
-    """Rows that have anything in one of these columns cannot be used, for a reason each: where only rows tell of it."""
-
-    kind: ClassVar[str] = "tokenize_chat"
-    columns: tuple[str, ...]
-    reasons: tuple[str, ...]
-
-    def apply(self, rows: Rows) -> None:
-        table, bad = rows.table, np.zeros(len(rows.places), dtype=bool)
-        rows.table = table.drop_columns(list(self.columns))
-        for name, reason in zip(self.columns, self.reasons, strict=True):
-            column = table.column(name)
-            for index, value in enumerate(column.to_pylist() if column.null_count < len(column) else ()):
-                if value not in _NOTHING and not bad[index]:
-                    bad[index] = True
-                    rows.fail(index, self.kind, reason)
-        rows.keep(~bad)
 
 
 class ChatEncoder(Encoder):
@@ -326,6 +293,7 @@ class ChatEncoder(Encoder):
 
     def _conversation(self, messages: list[dict[str, Any]], tools: list[Any] | None) -> ChatText:
         template, loss, special = self._tool_template if tools else self._template, self._spec.loss, self._special
+        silent = {n for n, message in enumerate(messages) if message.pop(UNTRAINED, False)}
         text, trained = template.render(messages, tools)
         data = text.encode()
         skeleton = None if tools else self._skeleton(messages)
@@ -336,13 +304,18 @@ class ChatEncoder(Encoder):
         else:
             spells = special.may_spell(messages, tools)
         said = special.said(template, messages, tools, text) if spells else frozenset()
+        if loss == "all" and silent:
+            raise BadRow(
+                f'message {min(silent)} has a flag that leaves it out of the loss, and loss is "all"; expected '
+                '"assistant" or "last_assistant"'
+            )
         if loss == "all":
             return ChatText(text, data, [], said)
         last = max((n for n, message in enumerate(messages) if message["role"] == ASSISTANT), default=-1)
+        if turns is None and (silent or not template.marks_generation):
+            turns = Conversation(template, messages, tools, text, special.ends, said).turns()
         if not template.marks_generation:
-            if turns is None:
-                turns = Conversation(template, messages, tools, text, special.ends, said).turns()
-            trained = [(begin, end) for n, begin, end in turns if loss == "assistant" or n == last]
+            trained = [(begin, end) for n, begin, end in turns or () if loss == "assistant" or n == last]
         elif loss == "last_assistant":
             # Its {% generation %} blocks are those that the conversation before it does not have.
             earlier = len(trained) if last < 0 else 0
@@ -352,6 +325,13 @@ class ChatEncoder(Encoder):
                 except TemplateFailure:
                     earlier = len(trained) - 1
             trained = trained[earlier:]
+        if silent:
+            quiet = [(begin, end) for n, begin, end in turns or () if n in silent]
+            if len(quiet) < sum(messages[n]["role"] == ASSISTANT for n in silent):
+                raise BadRow(
+                    "a message has a flag that leaves it out of the loss, and the template does not show where"
+                )
+            trained = [(a, b) for a, b in trained if all(b <= begin or end <= a for begin, end in quiet)]
         return ChatText(text, data, trained, said)
 
     def _skeleton(self, messages: list[dict[str, Any]]) -> Skeleton | None:

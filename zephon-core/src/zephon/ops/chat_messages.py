@@ -14,6 +14,7 @@ import msgspec
 import pyarrow as pa
 
 from zephon.columns.arrow import list_offsets, one_chunk
+from zephon.config.keys import seen
 
 _ROLES = {
     "human": "user",
@@ -26,6 +27,9 @@ _ROLES = {
 }
 # Keys of a message's thoughts. Templates find them under the first two, as in transformers.
 _THOUGHTS = ("reasoning_content", "thinking", "reasoning")
+_FLAGS = ("weight", "train", "training", "loss")
+UNTRAINED = "untrained"
+"""The key of messages of which nothing is trained on."""
 _KINDS = {dict: "an object", list: "a list", str: "text", bool: "a flag", int: "a number", float: "a number"}
 
 
@@ -109,6 +113,8 @@ def _message(name: str, message: Any, keeps_nulls: bool, images: bool) -> dict[s
     if type(role) is str and type(content) is str and (len(message) == 2 or _is_plain(message)):
         return {"role": role, "content": content}
     normal = {k: value if keeps_nulls else _without_nulls(value) for k, value in message.items() if value is not None}
+    if any(key in normal for key in _FLAGS):
+        _flagged(name, normal)
     if "role" not in normal and "from" in normal:
         role = normal.pop("from")
         normal["role"] = _ROLES.get(role, role) if isinstance(role, str) else role
@@ -130,6 +136,16 @@ def _message(name: str, message: Any, keeps_nulls: bool, images: bool) -> dict[s
         raise MessageFailure(f"the content of {name}", content, "text, or parts of text")
     thought = next((normal[key] for key in _THOUGHTS if key in normal), None)
     return normal if thought is None else {"thinking": thought, **normal, "reasoning_content": thought}
+
+
+def _flagged(name: str, message: dict[str, Any]) -> None:
+    """Put one key, or none, in place of those that say whether a message is trained on."""
+    flags = {key: message.pop(key) for key in _FLAGS if key in message}
+    for key, flag in flags.items():
+        if not isinstance(flag, bool | int | float) or flag not in (0, 1):
+            raise MessageFailure(f"{key} of {name} ({seen(flag)})", flag, "0 or 1, or true or false")
+    if not all(flags.values()):
+        message[UNTRAINED] = True
 
 
 def _is_plain(message: dict[str, Any]) -> bool:

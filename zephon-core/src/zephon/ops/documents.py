@@ -164,8 +164,12 @@ class DocumentWorker:
 
     def describe_block(self, block: RowBlock) -> str:
         """Which rows a block holds, in words."""
-        first, last = (self.describe(int(block.dataset[n]), int(block.row[n])) for n in (0, -1))
-        return f"{len(block.row):,} rows, the first {first}, the last {last}"
+        return self.describe_rows(block.dataset, block.row)
+
+    def describe_rows(self, dataset: np.ndarray, row: np.ndarray) -> str:
+        """The rows `row` int64[n] of the datasets `dataset` int32[n], in words."""
+        first, last = (self.describe(int(dataset[n]), int(row[n])) for n in (0, -1))
+        return f"{len(row):,} rows, the first {first}, the last {last}"
 
     def _applied(self, part: RowPart, skips: bool, failed: list[tuple[int, str, str]]) -> Rows:
         rows = Rows(part.table, part.places, skips, failed)

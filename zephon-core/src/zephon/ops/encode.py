@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from string import Formatter
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
 from zephon.columns.arrow import ragged_take
 from zephon.columns.images import Images
-from zephon.config.keys import Positive, Workers, check_keys, key, settings_of
+from zephon.config.keys import Names, Positive, Workers, check_keys, key, quote, settings_of
 from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
 from zephon.tokenizer.load import portable_tokenizer
+from zephon.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,64 @@ class EncodeOptions:
         others = (f for f in fields(self) if f.name in settings.keys() - named - self.resolved_settings)
         more = (f" {f.name}={settings[f.name]}" for f in others if settings[f.name] != f.default)
         return layout.format(**settings | {"datasets": self.datasets or "all"}) + "".join(more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartsOptions(EncodeOptions):
+    """Options of operators whose documents have parts in several columns, of which none is left out silently.
+
+    Attributes:
+        whole: what the columns belong to, for messages.
+        unless: what to do with a column that no option takes.
+    """
+
+    whole: ClassVar[str]
+    unless: ClassVar[str]
+    ignored: Names = key((), "Columns that belong to the documents and are left out on purpose.", decides_data=False)
+
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that its options name."""
+        raise NotImplementedError
+
+    def parts(self) -> Mapping[str, str]:
+        """Columns that change what documents say or train on, with the option that takes each, or ""."""
+        raise NotImplementedError
+
+    @property
+    def unused_columns(self) -> tuple[str, ...]:
+        """Columns of `parts`, beside `field` or what holds it, that are neither used nor ignored."""
+        field: str = settings_of(self)["field"]
+        folder = field.rpartition(".")[0]
+        names = [*self.parts(), *(f"{folder}.{name}" for name in (self.parts() if folder else ()))]
+        used = {field, *self.extra_columns, *self.optional_columns, *self.ignored}
+        return tuple(name for name in names if name not in used)
+
+    def resolved(self, present: Sequence[str], dataset: str, read: Collection[str] = ()) -> Self:
+        """The same for a dataset with these columns, of which other operators read some.
+
+        Raises:
+            PipelineError: a column that is named is missing, or one that belongs to documents is not used.
+        """
+        found = replace(self, ignored=(*self.ignored, *sorted(read)))
+        found.check_used(present, dataset)
+        return found
+
+    def check_used(self, present: Iterable[str], dataset: str) -> None:
+        """PipelineError for a column that is not used."""
+        present = {*present}
+        for name in self.unused_columns:
+            if name in present:
+                raise PipelineError(f'dataset "{dataset}": {self.refusal(name)}.')
+
+    def refusal(self, name: str) -> str:
+        """The words for a column that is not used."""
+        option = self.parts()[name if name in self.parts() else name.rpartition(".")[2]]
+        remedy = f"name it ({option}={quote(name)}, in a recipe {option}_field)" if option else self.unless
+        return (
+            f'{self.kind} does not use column "{name}", which belongs to {self.whole}; {remedy}, or leave it out by '
+            f"name (ignored=[{quote(name)}], in a recipe ignored_fields)"
+        )
 
 
 @dataclass(slots=True)
@@ -164,6 +223,19 @@ class Encoder:
     def texts(self, rows: Rows) -> list[str]:
         """Texts as the tokenizer gets them, for its self-check."""
         return []
+
+    def probe(self) -> str:
+        """A digest of the tokens that this process gives for the probe texts; "" where it makes no tokens of text."""
+        tokenizer: Tokenizer | None = getattr(self, "_tokenizer", None)
+        return "" if tokenizer is None else tokenizer.probe()
+
+    def check_used(self, columns: Iterable[str], dataset: str) -> None:
+        """PipelineError for a column that operators made and that is not used, or that is named and was not made."""
+        if isinstance(self._options, PartsOptions):
+            self._options.check_used(columns := list(columns), dataset)
+            for name in self._options.named_columns:
+                if name not in columns:
+                    raise PipelineError(f'dataset "{dataset}": {self._options.kind} {missing_column(name, columns)}')
 
     def column(self, rows: Rows, name: str) -> Any:
         """A column of the rows, or PipelineError."""

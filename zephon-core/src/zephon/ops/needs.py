@@ -12,12 +12,14 @@ from zephon.data.columns import has_column, physical_columns
 from zephon.data.dataset import Dataset
 from zephon.data.fetch import Spans
 from zephon.errors import PipelineError
-from zephon.ops.chat import RefuseUnused, TokenizeChat
+from zephon.ops.chat import TokenizeChat
+from zephon.ops.encode import PartsOptions
 from zephon.ops.images import TokenizeImages
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import RowOperator, missing_column
 from zephon.ops.text import DecodeText, TextTemplate
 from zephon.ops.tokenize import Tokenize
+from zephon.ops.unused import RefuseUnused
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,16 @@ def columns_needed(
         encode, renamed = replace(encode, field=document), {}
     if (
         isinstance(encode, Pretokenized)
-        and not {Pretokenized.field, encode.field} & {*present}
+        and not any(has_column(name, present) for name in (Pretokenized.field, encode.field))
         and [*present.values()] in ([None], ["json"])
     ):
         renamed = {Pretokenized.field: next(iter(present))}
     is_loose = any(kind is not None for kind in present.values())
-    if finds:
+    has_parts = isinstance(encode, PartsOptions) and not renamed
+    if has_parts:
         used = {name for each in operators for name in (present if each.columns is None else each.columns)}
-        encode = encode.resolved(list(present), dataset.name, used)
+        made_later = [name for name in encode.named_columns if any(_may_make(name, operator) for operator in operators)]
+        encode = encode.resolved([*present, *made_later], dataset.name, used)
     required: dict[str, bool] = {}
     made: set[str] = set()
     unknown = False
@@ -112,10 +116,10 @@ def columns_needed(
     for name in encode.optional_columns:
         if name not in made and (is_loose or has_column(name, present)):
             required.setdefault(name, False)
-    if finds:  # what is known of files alone is refused by now
+    if has_parts:  # what is known of files alone is refused by now
         late = [name for name in encode.unused_columns if is_loose or ("." in name and has_column(name, present))]
         if late := [name for name in late if name not in required]:
-            operators = [RefuseUnused(tuple(late), tuple(map(encode.refusal, late))), *operators]
+            operators = [RefuseUnused(tuple(late), tuple(map(encode.refusal, late)), encode.kind), *operators]
             required |= dict.fromkeys(late, False)
     first = next(iter(present))
     read = {name: renamed.get(name, name) for name in required} or {first: first}
@@ -150,7 +154,7 @@ def _named_columns(operators: Sequence[RowOperator], encode: Any) -> list[str]:
         if operator.makes is None:
             return named
         made.update(operator.makes)
-    columns = encode.named_columns if isinstance(encode, TokenizeChat) else (encode.field, *encode.extra_columns)
+    columns = encode.named_columns if isinstance(encode, PartsOptions) else (encode.field, *encode.extra_columns)
     made |= {Pretokenized.field} if isinstance(encode, Pretokenized) else set()  # files of one column may name it so
     return named + [name for name in columns if name not in made]
 

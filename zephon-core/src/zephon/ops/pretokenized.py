@@ -14,18 +14,28 @@ import pyarrow.compute as pc
 from zephon.columns.arrow import column_of, int64_array, mask_of, one_chunk, ragged_take, valid_mask, values_of
 from zephon.config.keys import Column, key
 from zephon.errors import PipelineError
-from zephon.ops.encode import Documents, EncodeOptions, Encoder
+from zephon.ops.encode import Documents, Encoder, PartsOptions
 from zephon.ops.rows import Rows
 from zephon.tokenizer.load import TokenizerId
 from zephon.tokenizer.tokenizer import Tokenizer
 
 IGNORED_LABEL = -100
+_PADDING = "attention_mask"
+# Columns that change what is trained on, with the option that takes them where there is one.
+_LOSS = ("loss", "loss_mask", "loss_masks", "assistant_masks", "assistant_mask", "completion_mask", "label_mask")
+_PARTS = {
+    **dict.fromkeys(_LOSS, "loss"),
+    "labels": "labels",
+    **dict.fromkeys(("positions", "position_ids"), "positions"),
+    **dict.fromkeys(("segment_ids", "seq_lengths", "cu_seqlens", "pixel_values", "images", "image"), ""),
+    **dict.fromkeys(("weight", "weights", "loss_weight", "loss_weights", "sample_weight", "token_weights"), ""),
+}
 _LARGEST = 1 << 62
 _JSON_LIST = msgspec.json.Decoder(list[Annotated[int, msgspec.Meta(ge=-_LARGEST, le=_LARGEST)] | bool])
 
 
 @dataclass(frozen=True)
-class Pretokenized(EncodeOptions):
+class Pretokenized(PartsOptions):
     """Take token ids from a column of lists of integers (or, in JSON lines, arrays of them).
 
     Attributes:
@@ -35,6 +45,8 @@ class Pretokenized(EncodeOptions):
 
     kind: ClassVar[str] = "pretokenized"
     layout: ClassVar[str] = "tokens {datasets} {field} {loss} {labels} {positions}"
+    whole: ClassVar[str] = "token ids"
+    unless: ClassVar[str] = "no option takes it, so read it in a map"
     field: Column = key("input_ids", "The column of ids.")
     loss: Column | None = key(
         None, "Column of lists of flags, or of 0 and 1, as long as the ids: whether a token is trained on as a label."
@@ -66,6 +78,22 @@ class Pretokenized(EncodeOptions):
         """Columns of loss or labels, and of positions."""
         return tuple(name for name in (self.loss, self.labels, self.positions) if name)
 
+    @property
+    def named_columns(self) -> tuple[str, ...]:
+        """Columns that its options name."""
+        return self.field, *self.extra_columns
+
+    @property
+    def optional_columns(self) -> tuple[str, ...]:
+        """The column that says which ids are padding, beside the ids."""
+        name = "".join([*self.field.rpartition(".")[:2], _PADDING])
+        return () if {name, _PADDING} & {*self.ignored, *self.extra_columns} else (name,)
+
+    def parts(self) -> dict[str, str]:
+        """Columns that change what is trained on, with the option that takes each, or ""."""
+        chosen = ("loss", "labels") if self.loss or self.labels else ()
+        return {name: option for name, option in _PARTS.items() if option not in chosen}
+
     def encoder(self, tokenizer: Tokenizer | None, bos: int | None, eos: int | None) -> PretokenizedEncoder:
         """The worker."""
         return PretokenizedEncoder(self, tokenizer.vocab_size if tokenizer else 1 << 32, bos, eos)
@@ -86,6 +114,9 @@ class PretokenizedEncoder(Encoder):
         lists.refuse(
             offsets, (ids < 0) | (ids > last_id), lambda at: f"token id {ids[at]}; expected one from 0 to {last_id}"
         )
+        for name in spec.optional_columns:
+            if name in rows.table.column_names:
+                lists.refuse_padding(name)
         loss = positions = None
         if spec.loss:
             flags = lists.beside(spec.loss, offsets)
@@ -159,6 +190,15 @@ class _Lists:
         whole = np.zeros(int(offsets[-1]), dtype=np.int64)
         whole[ragged_take(offsets, keep)[0]] = values[ragged_take(own_offsets, keep)[0]]
         return whole
+
+    def refuse_padding(self, name: str) -> None:
+        """Fail the rows with a 0 in an attention mask."""
+        reason = (
+            f'"{name}" holds 0, so the id there is padding; expected 1 everywhere. Remove padding in a map, or leave '
+            f'the column out by name (ignored=["{name}"], in a recipe ignored_fields)'
+        )
+        mask, offsets = self.read(name)
+        self.refuse(offsets, mask == 0, lambda at: reason)
 
     def refuse(self, offsets: np.ndarray, wrong: np.ndarray, reason: Callable[[int], str]) -> None:
         """Fail the rows with wrong items, for the first of them."""

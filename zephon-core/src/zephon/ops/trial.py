@@ -203,6 +203,8 @@ def check_operators(
                         f'"{name}", {where}. {remedy} (options(check_operators=False) leaves out this check).'
                     )
             table, numbers = rows.table, numbers[rows.places]
+        if worker.chains[d] and table.num_rows:
+            worker.encoders[d].check_used(table.column_names, name)
     return tuple(notes.values())
 
 

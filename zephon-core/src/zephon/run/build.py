@@ -146,6 +146,7 @@ def _operators_of(
         return recipe.setting(source, key)
 
     encoding, template, condition = setting("text_encoding"), setting("text_template"), setting("filter")
+    ignored = tuple((setting("ignored_fields") or "").split())
     common = {
         "tokenizer_id": tokenizer,
         "special_tokens": setting("special_tokens"),
@@ -164,7 +165,7 @@ def _operators_of(
                 "tools": setting("tools_field") or "auto",
                 "input": setting("input_field") or "auto",
                 "system": setting("system_field"),
-                "ignored": tuple((setting("ignored_fields") or "").split()),
+                "ignored": ignored,
                 "chat_template": setting("chat_template"),
                 "loss": setting("chat_loss"),
                 "date": setting("chat_date"),
@@ -187,6 +188,7 @@ def _operators_of(
                 "loss": setting("loss_field"),
                 "labels": setting("labels_field"),
                 "positions": setting("positions_field"),
+                "ignored": ignored,
             },
         )
     elif setting("documents") == "images":

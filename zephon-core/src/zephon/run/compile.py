@@ -145,7 +145,9 @@ class Compiled:
     ) -> Engine | IsolatedEngine:
         """A fresh engine with its lanes at `starts`; see `Engine`."""
         block_records = max(1, self.ready_records // 2)
-        setup = EngineSetup(self.plan, self.options.runner, self.workers, starts, block_records, on_window, on_fault)
+        setup = EngineSetup(
+            self.plan, self.options.runner, self.options.ray, self.workers, starts, block_records, on_window, on_fault
+        )
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def state(

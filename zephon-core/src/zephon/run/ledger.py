@@ -1,6 +1,6 @@
 """The ledger: what each rank has consumed, record by record, and the comparison of such accounts.
 
-A rank writes two files, only ever by appending, so that a killed process leaves a readable account:
+A rank writes three files, only ever by appending, so that a killed process leaves a readable account:
 
 NAME.ledger
     A header line of JSON, padded to a multiple of 512 bytes, then 40 bytes per record: its sequence number (uint64) and
@@ -8,6 +8,9 @@ NAME.ledger
 NAME.spans
     32 bytes per document, or part of one: sequence number (uint64), place in the record (uint32), index of the dataset
     (uint32), row within the dataset (uint64), first token of the document (uint64).
+
+NAME.steps
+    A line for each step, see `zephon.run.metrics`.
 
 All numbers are little-endian. Every start of a run writes files of its own. What earlier starts consumed of a lane
 behind the place where a later one begins was rolled back and does not count; as long as the data are the same, records
@@ -23,7 +26,9 @@ import re
 import socket
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -33,8 +38,10 @@ import numpy as np
 from zephon.batch import SampleBatch
 from zephon.columns.appending import append_whole, hold, is_held, new_file
 from zephon.config.topology import Topology
+from zephon.engine.totals import Totals
 from zephon.errors import DataError
 from zephon.run.compile import Compiled
+from zephon.run.metrics import Metrics, StepsWriter
 
 _log = logging.getLogger("zephon")
 _RECORD = np.dtype([("sequence", "<u8"), ("digest", "u1", 32)])
@@ -153,11 +160,12 @@ class LedgerWriter:
         self._records = new_file(folder, f"{name}.ledger", "the ledger", line)
         hold(self._records)
         self._spans = new_file(folder, f"{name}.spans", "the ledger")
+        self._steps = StepsWriter(folder, name, compiled, begun)
         try:
             self._check_others(folder, head, int(topology.sequence_numbers(begun, 1)[0]), topology)
         except DataError:
             self.close()
-            for file in (self._records, self._spans):
+            for file in (self._records, self._spans, self._steps.file):
                 os.unlink(file.name)
             raise
 
@@ -180,8 +188,8 @@ class LedgerWriter:
             what = "goes up to record %d, and this run goes on from record %d: what lies behind counts as rolled back"
             _log.warning(f"the ledger in %s {what}", folder, last, first)
 
-    def write(self, batch: SampleBatch) -> None:
-        """Append one batch."""
+    def write(self, batch: SampleBatch, until: int, wait: float, totals: Totals) -> None:
+        """Append one batch, which ends at record `until` of the group; the trainer waited `wait` seconds for it."""
         block = batch.block
         entries = np.empty(len(batch), dtype=_RECORD)
         entries["sequence"] = batch.sequence_numbers
@@ -193,14 +201,17 @@ class LedgerWriter:
         try:
             append_whole(self._spans, spans.tobytes())
             append_whole(self._records, entries.tobytes())
+            self._steps.add(batch, until, wait, totals)
         except OSError as error:
             where = self._records.name
             raise DataError(f"the ledger cannot be written to {where}: {error.strerror}; free space there.") from None
 
     def close(self) -> None:
         """Close the files."""
-        self._records.close()
-        self._spans.close()
+        with suppress(OSError):
+            self._steps.flush()
+        for file in (self._records, self._spans, self._steps.file):
+            file.close()
 
 
 @dataclass(frozen=True)
@@ -233,6 +244,11 @@ class Ledger:
     def global_batch(self) -> int | None:
         """B, or None where it is unknown or has changed."""
         return self.steps[0][2] if len(self.steps) == 1 else None
+
+    def step_of(self, sequence: np.ndarray) -> np.ndarray:
+        """int64[n]: the steps of records, from 1; rounds where the global batch is unknown."""
+        steps: np.ndarray = _step_of(self.steps, self.lanes, sequence)
+        return steps
 
     def step_digests(self, global_batch: int) -> dict[int, bytes]:
         """SHA-256 over the digests of the records of every complete step, by its number, from 1."""
@@ -308,6 +324,32 @@ def read_ledger(folder: str | os.PathLike[str]) -> Ledger:
         spans=np.unique(np.concatenate(spans)),
         pixels=heads[-1].pixels,
     )
+
+
+def read_metrics(folder: str | os.PathLike[str]) -> Metrics:
+    """The metrics of all ranks in `folder`, put together; empty where the ledger is of a version without them."""
+    files = _files(folder)
+    heads = [file.head for file in files]
+    steps, metrics, limit = _steps(heads), Metrics(), float("inf")
+    for job in reversed(dict.fromkeys(head.job for head in heads)):
+        seen, begun = set[int](), limit
+        for path, head, _ in files:
+            if head.job == job:
+                step_of = partial(_step_of, steps, head.lanes)
+                first = head.dp_group_id not in seen
+                seen.add(head.dp_group_id)
+                metrics.add(path.with_suffix(".steps"), head.dp_degree, head.dp_group_id, step_of, limit, first)
+                begun = min(begun, (head.begun or 0) * head.dp_degree)
+        limit = begun  # what later starts went back behind does not count
+    return metrics
+
+
+def _step_of(steps: Sequence[tuple[int, int, int]], lanes: int, record: Any) -> Any:
+    """The step, from 1, of a record, or of an array of them; rounds count where the global batch is unknown."""
+    number: Any = 0
+    for origin, done, size in steps or ((0, 0, lanes),):
+        number = np.where(record >= origin, (record - origin) // size + done + 1, number)
+    return number if np.ndim(record) else int(number)
 
 
 def _files(folder: str | os.PathLike[str], topology: Topology | None = None) -> list[_File]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -113,13 +114,13 @@ class BatchStream:
     def __next__(self) -> SampleBatch:
         if self._finished:
             raise StopIteration
-        self._reached = self._cursor
+        self._reached, began = self._cursor, time.perf_counter()
         try:
             batch = self._next_batch()
             if batch is not None and self._images:
                 self._images.add(batch.block, batch.sequence_numbers)
             if batch is not None and self._ledger:
-                self._ledger.write(batch)
+                self._ledger.write(batch, self._reached, time.perf_counter() - began, self._engine.totals)
         except BaseException:
             self.failed = True
             self.close()

@@ -84,7 +84,8 @@ class Choice:
 def choose(_pid: int, definition: TokenizerDefinition, names: Sequence[str], index_dir: Path | None = None) -> Choice:
     """The first library that is fit, else the reference.
 
-    Kept in `index_dir` for the same tokenizer and versions, unless a library failed to load: that may be mended.
+    Kept in `index_dir` for the same tokenizer and versions, unless an installed library failed to load, which may be
+    mended.
     """
     choices: list[Choice] = []
 
@@ -157,7 +158,8 @@ def first_fit(
                 backend = load_library(definition, name)
                 reason = next((r for check in checks() if (r := check.difference(backend))), None)
             except BackendFailure as failure:
-                reason, is_lasting = str(failure), False
+                # One that is not installed stays away until its version changes, which is part of the key.
+                reason, is_lasting = str(failure), is_lasting and not version_of(name)
             if reason is None:
                 return name, refusals, is_lasting
         refusals.append(f"{name}: {reason}")
