@@ -63,6 +63,7 @@ class PixelStage:
     workers: int = 1
     batch: int = 1
     wanted: PixelsAhead = field(default_factory=PixelsAhead)
+    elsewhere: Callable[[RecordBlock], RecordBlock] | None = None
 
     @property
     def reserved(self) -> int:

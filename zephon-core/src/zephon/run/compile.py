@@ -57,8 +57,7 @@ _LEAST_ROW_BYTES = 64.0
 _PIXEL_BYTES = 256 << 20  # made ahead
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
-_REMOTE_FETCHERS = 4
-_READAHEAD_BYTES = 256 << 20
+_REMOTE_FETCHERS, _READAHEAD_BYTES = 4, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -309,8 +308,8 @@ def compile_pipeline(
             options.faults,
             options.prefetch_buffer_size or _PIXEL_BYTES,
             _placeholders(vision, tokenizer, operators.pack),
-            workers["vision"],
-            operators.batch.microbatch_size,
+            workers=workers["vision"],
+            batch=operators.batch.microbatch_size,
         ),
     )
     return Compiled(
@@ -380,9 +379,8 @@ def _row_bytes(inputs: Inputs, worker: DocumentWorker, number: int) -> float:
     if others := [name for name, source in need.columns.items() if source != need.size_column]:
         table = inputs.sample(number).table
         row_bytes += table.select(others).nbytes / max(1, table.num_rows)
-    if getattr(need.encode, "media_root", None) is not None:
-        row_bytes += worker.image_bytes(number, inputs.sample(number).table)
-    return max(_LEAST_ROW_BYTES, row_bytes)
+    files = worker.image_bytes(number, inputs.sample(number).table) if getattr(need.encode, "media_root", None) else 0.0
+    return max(_LEAST_ROW_BYTES, row_bytes + files)
 
 
 def _record_bytes(
