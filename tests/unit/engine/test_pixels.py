@@ -139,7 +139,7 @@ def test_look_ahead_is_bounded_and_has_a_record_for_each_worker(done, form):
     stage = PixelStage(VISION, ["a"], lambda *_: ("", 0), FaultPolicy(), 5 * 9 * 64 * 64 * 3, workers=3, batch=2)
     stage.wanted.form = form
     runner = Counting(done)
-    given = list(stage.ahead(iter([record(file, grid)] * 40), runner, None))
+    given = list(stage.ahead(iter([record(file, grid)] * 40), runner))
     assert len(given) == 40 and runner.waiting == 0
     # 12,288 bytes of pixels a record, and as float32 with two frames eight times that beside them.
     assert runner.most == {(False, None): 4, (False, PixelForm()): 6, (True, PixelForm()): 1}[done, form]
