@@ -1,7 +1,9 @@
 """Pixels that workers make ahead, in the form that the last batch was asked for."""
 
 import gc
+import sys
 import threading
+from collections import deque
 
 import numpy as np
 import pyarrow as pa
@@ -101,6 +103,37 @@ def test_memory_is_used_again_once_nothing_refers_to_it():
     assert ahead.memory((10**6,), "uint8").nbytes == 10**6  # too large for what is free
 
 
+def test_no_two_hold_the_same_memory():
+    """Threads of a stream that ends and of the next one take memory, and consumers let go of it at any moment."""
+    ahead, wrong, interval = PixelsAhead(), [], sys.getswitchinterval()
+
+    def use(seed):
+        sizes = np.random.default_rng(seed).integers(50, 200, 400).tolist()
+        held = deque(maxlen=3)
+        for n, size in enumerate(sizes):
+            values = ahead.memory((size,), "float32")
+            values[:] = mark = seed * 1000 + n
+            held.append((values[size // 2 :], mark))
+            wrong.extend(part for part, of_part in held if (part != of_part).any())
+
+    def run(seed):
+        try:
+            use(seed)
+        except Exception as error:
+            wrong.append(error)
+
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=run, args=(seed,)) for seed in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong
+
+
 def record(file, grid):
     images = Images(np.array([0, 1]), np.array([grid], dtype=np.int32), pa.array([file], pa.large_binary()))
     block = RecordBlock.filler(1, 16, 0)
@@ -153,6 +186,15 @@ def test_look_ahead_is_bounded_and_has_a_record_for_each_worker(done, form):
         assert joined.ready_values(form) is ready[0].values
         assert RecordBlock.concat(given[1:3]).images.ready_values(form) is None
         assert given[0].images.ready_values(form) is None
+
+
+@pytest.mark.parametrize(("workers", "batch", "most"), [(3, 2, 32), (40, 1, 40)])
+def test_look_ahead_is_bounded_by_microbatches_where_images_are_tiny(workers, batch, most):
+    stage = PixelStage(VISION, ["a"], lambda *_: ("", 0), FaultPolicy(), 1 << 40, workers=workers, batch=batch)
+    stage.wanted.form = PixelForm()
+    runner = Counting(done=False)
+    assert len(list(stage.ahead(iter([record(file_of(picture(64, 64)), (8, 8, 64, 64))] * 100), runner))) == 100
+    assert runner.most == most + 1  # one is handed in before one is given out
 
 
 def test_a_large_picture_is_decoded_alone(monkeypatch):

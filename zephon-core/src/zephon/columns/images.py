@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
+import threading
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -34,16 +35,18 @@ class PixelsAhead:
     def __init__(self) -> None:
         self.form: PixelForm | None = None
         self._free: list[np.ndarray] = []
+        self._taking = threading.Lock()  # of the thread of a stream that ends, and of the next one's
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PixelsAhead, ()
 
     def memory(self, shape: Sequence[int], dtype: str) -> np.ndarray:
-        """An array without values; for one thread at a time."""
+        """An array without values."""
         nbytes = math.prod(shape) * np.dtype(dtype).itemsize
-        fitting = [n for n, block in enumerate(self._free) if nbytes <= block.nbytes <= 2 * nbytes]
-        block = self._free.pop(fitting[-1]) if fitting else np.empty(nbytes + nbytes // 4, dtype=np.uint8)
-        del self._free[:-_KEPT]
+        with self._taking:  # finalizers add at the end alone, at any moment
+            fitting = [n for n, block in enumerate(self._free) if nbytes <= block.nbytes <= 2 * nbytes]
+            block = self._free.pop(fitting[-1]) if fitting else np.empty(nbytes + nbytes // 4, dtype=np.uint8)
+            del self._free[:-_KEPT]
         whole = np.frombuffer(memoryview(block), dtype=np.uint8)  # a new object, finalized with its last view
         weakref.finalize(whole, self._free.append, block).atexit = False
         return whole[:nbytes].view(dtype).reshape(shape)

@@ -27,6 +27,7 @@ from zephon.vision.pixels import decoding_bytes, grey_patches, image_patches, pu
 
 OPERATOR = "tokenize_images"
 JUDGED = 1000  # images of a lane
+_AHEAD = 16  # microbatches whose pixels may be ready or in the making
 _LOGGED = 10
 # One grey pixel.
 _GREY_PNG = bytes.fromhex(
@@ -45,7 +46,8 @@ class PixelStage:
         names: of the datasets.
         locate: shard and row within it, of a row of a dataset given by number.
         faults: the fate of images that cannot be decoded.
-        lookahead_bytes: pixels that may be ready or in the making, beyond a record for each worker.
+        lookahead_bytes: pixels that may be ready or in the making, of `_AHEAD` microbatches at most, beyond a record
+            for each worker.
         placeholders: the tokens of an image of one token, which records without images show in their padding; empty
             where they show nothing.
         workers: how many decode.
@@ -153,7 +155,7 @@ class PixelStage:
     def ahead(self, blocks: Iterator[RecordBlock], runner: Runner) -> Iterator[RecordBlock]:
         """The records of `blocks`, one at a time, with their pixels."""
         waiting: deque[tuple[Pending, int]] = deque()
-        under_way = 0
+        under_way, most = 0, max(self.workers, _AHEAD * self.batch)
         records = (self.filled(block.slice(n, n + 1)) for block in blocks for n in range(len(block)))
         while batch := list(itertools.islice(records, self.batch)):
             for job, of_job in self._jobs(batch):
@@ -163,7 +165,7 @@ class PixelStage:
                 # that a slow consumer finds as many ready as there may be.
                 room = 0 if self.wanted.form is None else self.lookahead_bytes
                 is_due = waiting[0][0].done()
-                while is_due or (under_way > room and len(waiting) > self.workers):
+                while is_due or len(waiting) > (self.workers if under_way > room else most):
                     pending, nbytes = waiting.popleft()
                     under_way -= nbytes
                     is_due = False
