@@ -13,7 +13,7 @@ import pytest
 from support import ray_running
 from support.operator_data import Joined, two_of_each
 from support.process_data import wait_until
-from support.ray_cluster import Counts, Once, actors_of, node_settings, rank_pipeline, ray_cluster
+from support.ray_cluster import Counts, Once, actors_of, rank_pipeline, ray_cluster
 from support.vision_data import file_of, image_tokenizer, picture
 from zephon import Pipeline, PipelineError, WorkerError
 from zephon.engine import pixels
@@ -224,7 +224,7 @@ def test_a_shared_pool_without_work_ends(cluster, tiny_tokenizer, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# With jobs of several processes, and several machines
+# With jobs of several processes
 
 
 def start_rank(tokenizer, state, *, group=0, groups=1, batches=40, pool="shared"):
@@ -284,33 +284,3 @@ def test_one_two_and_four_processes_share_a_pool(cluster, tiny_tokenizer, tmp_pa
             made |= records_of(out)
         assert made == wanted
         assert len(actors_of("shared")) == WORKERS
-
-
-@pytest.mark.deep
-def test_a_machine_that_gives_other_tokens_is_left_out_and_one_that_is_lost_does_no_harm(
-    cluster, tiny_tokenizer, tmp_path, caplog
-):
-    """Two machines besides the first: one with a library that tokenizes otherwise, one that disappears."""
-    (tmp_path / "sitecustomize.py").write_text(
-        "from zephon.tokenizer.tokenizer import Tokenizer\n"
-        "encode = Tokenizer.encode\n"
-        "def other(self, column):\n"
-        "    values, offsets = encode(self, column)\n"
-        "    return values ^ 1, offsets\n"
-        "Tokenizer.encode = other\n"
-    )
-    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
-    bad = cluster.add_node(**node_settings(2), env_vars={"PYTHONPATH": path})
-    wanted = digests(build(tiny_tokenizer, runner="inline", rows=2000), 60)
-    pipeline = build(tiny_tokenizer, runner="ray", workers=4, rows=2000, prefetch_batches=1)
-    got = digests(pipeline, 30)
-    assert bad.node_id[:12] in caplog.text and "tokens of the probe texts differ" in caplog.text
-    good = cluster.add_node(**node_settings(2))
-    cluster.remove_node(bad)
-    pipeline.close()
-    pipeline = build(tiny_tokenizer, runner="ray", workers=4, rows=2000, prefetch_batches=1)
-    assert digests(pipeline, 30) == got == wanted[:60]
-    cluster.remove_node(good, allow_graceful=False)
-    got += digests(pipeline, 30)
-    assert got == wanted
-    pipeline.close()
