@@ -186,3 +186,33 @@ def test_blocks_of_rows_that_name_files_are_as_large_as_their_files(tmp_path, to
     plan = pipeline.compiled.plan
     assert len(large) < plan.row_bytes[0] < len(large) + 1000
     assert plan.record_bytes > len(large)
+
+
+def test_media_may_move_and_are_not_in_the_fingerprint(tmp_path, tokenizer):
+    """A restore does not notice files that have changed; digests do."""
+    (tmp_path / "media").mkdir()
+    rows = [{"image": f"{n}.jpg", "text": text} for n, text in enumerate(TEXTS)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for n, file in enumerate(FILES):
+        (tmp_path / "media" / f"{n}.jpg").write_bytes(file)
+
+    def pipeline(root):
+        source = {"name": "data", "path": str(tmp_path / "pairs.jsonl"), "media_root": str(tmp_path / root)}
+        recipe = DataRecipe.from_dict({"documents": "images", "sources": [source], "canonical_replicas": 1})
+        options = {"seq_len": 64, "microbatch_size": 4, "runner": "inline", "vision": VisionSettings(min_pixels=1)}
+        return Pipeline.from_recipe(recipe, tokenizer=tokenizer, **options)
+
+    one = pipeline("media")
+    batches = iter(one)
+    next(batches)
+    state, expected = one.checkpoint(), next(batches).digests
+    (tmp_path / "media").rename(tmp_path / "moved")
+    moved = pipeline("moved")
+    moved.restore(state)
+    assert next(iter(moved)).digests == expected
+    (tmp_path / "moved" / "0.jpg").write_bytes(file_of(picture(64, 32, seed=99)))
+    changed = pipeline("moved")
+    changed.restore(state)
+    assert next(iter(changed)).digests != expected
+    for each in (one, moved, changed):
+        each.close()
