@@ -120,6 +120,12 @@ class Store:
         """A buffer of exactly `length` bytes from `start` of the object whose version and size are those given."""
         raise NotImplementedError
 
+    def key_below(self, path: str, name: str) -> str:
+        """The key of one file by its name below a folder, which is what follows ``scheme://``."""
+        if self.scheme in ("http", "https"):
+            return f"{self.scheme}://{path.rstrip('/')}/{name}"
+        return self._key(f"{path.rstrip('/')}/{name}")
+
     def renew(self) -> None:
         """Forget connections and credentials, so that the next request takes fresh ones."""
         with self._lock:
