@@ -299,7 +299,7 @@ class ZephonMixin:
         model = getattr(trainer.model, "_orig_mod", trainer.model)
         first, training = torch.arange(16), model.training
         ids = torch.stack([torch.cat([first, first]), torch.cat([first.flip(0), first])])
-        fields = {"input_ids": ids, "position_ids": first.repeat(2, 2)}
+        fields: dict[str, Any] = {"input_ids": ids, "position_ids": first.repeat(2, 2)}
         if self._takes_bounds():
             fields = {name: value.flatten() for name, value in fields.items()}
             fields |= {"cu_seqlens": torch.arange(0, 65, 16, dtype=torch.int32), "max_seqlen": 16}
