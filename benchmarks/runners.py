@@ -1,10 +1,11 @@
-"""What runners cost: processes for slow Python code, and an engine in a process of its own, each beside threads.
+"""What runners cost: processes for slow Python code, an engine in a process of its own, and Ray, each beside threads.
 
 Seconds of CPU time are those of all processes of a pipeline, and rates per second of CPU time do not depend on who else
 uses the machine.
 
 map      a row-wise Python function: a bare loop over the same rows, then worker processes, one and two
 isolate  columns from Parquet to tensors, in threads and in a process of its own
+ray      columns and map in actors of a Ray cluster (RAY_ADDRESS, else a new one): tokens/s, and CPU time of the trainer
 lock     how fast pure Python runs in the training thread meanwhile
 """
 
@@ -15,6 +16,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,7 @@ class Stream:
         return {
             "tokens": tokens / wall,
             "tokens_per_cpu": tokens / (own + spent),
+            "own_ms_per_million": own / tokens * 1e9,
             "rows": rows / wall,
             "rows_per_worker_cpu": rows / spent if spent else 0.0,
             "cores": (own + spent) / wall,
@@ -165,6 +168,29 @@ def bench_isolate(job: dict[str, Any], seconds: float) -> None:
         stream.pipeline.close()
 
 
+def bench_ray(job: dict[str, Any], seconds: float) -> None:
+    import ray
+
+    new = {"num_cpus": 2 * job["threads"], "include_dashboard": False, "object_store_memory": 1 << 30}
+    given = {} if "RAY_ADDRESS" in os.environ else new
+    ray.init(logging_level="ERROR", log_to_driver=False, **given)
+    for what, mapped in (("columns", False), ("a row-wise map", True)):
+        settled, taken = 4_000_000 if mapped else _SETTLED_TOKENS, {}
+        for name in ("threads", "ray"):  # not in turns: what refills the one would count as CPU time of the other
+            stream = Stream(build(job, mapped=mapped, runner=name))
+            taken |= in_turns({name: partial(stream.turn, settled, 3.0)}, seconds)
+            stream.pipeline.close()
+            each = taken[name]
+            print(
+                f"ray, {what}, {name}: {each['tokens'] / 1e6:.1f} million tokens/s; the trainer needs "
+                f"{each['own_ms_per_million']:.1f} ms of CPU time per million tokens"
+            )
+        ratio = {key: taken["ray"][key] / taken["threads"][key] for key in ("tokens", "own_ms_per_million")}
+        own = f"{ratio['own_ms_per_million']:.3f} in the trainer's CPU time"
+        print(f"  Ray to threads: {ratio['tokens']:.2f} in tokens/s, {own}")
+    ray.shutdown()
+
+
 def steps(batches: Iterator[Any], seconds: float) -> dict[str, float]:
     """A training loop whose steps are 2 ms of pure Python: how many of them a second of the rest leaves."""
     done = tokens = 0
@@ -198,6 +224,6 @@ def bench_lock(job: dict[str, Any], seconds: float) -> None:
 
 def bench(setup: Setup) -> None:
     job = corpus(setup)
-    for part, function in (("map", bench_map), ("isolate", bench_isolate), ("lock", bench_lock)):
+    for part, function in (("map", bench_map), ("isolate", bench_isolate), ("ray", bench_ray), ("lock", bench_lock)):
         if setup.wants(part):
             function(job, setup.seconds)

@@ -42,6 +42,7 @@ def main() -> None:
     accelerator.register_for_checkpointing(loader, step)
     if options.resume:
         accelerator.load_state(options.resume)
+        accelerator.step = 0  # it counts batches, and a step of another number of processes has other ones
     losses: list[float] = []
     for batch in loader if step.done < options.steps else ():
         with accelerator.accumulate(model):

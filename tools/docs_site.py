@@ -48,6 +48,9 @@ API = {
     "zephon.loader": "zephon-core/src/zephon/loader.py",
     "zephon.errors": "zephon-core/src/zephon/errors.py",
     "zephon.integrations": "zephon-core/src/zephon/integrations/__init__.py",
+    "zephon.integrations.hugging_face": "zephon-core/src/zephon/integrations/hugging_face.py",
+    "zephon.integrations.lightning": "zephon-core/src/zephon/integrations/lightning.py",
+    "zephon.integrations.trl": "zephon-core/src/zephon/integrations/trl.py",
     "torchtitan_zephon": "torchtitan-zephon/src/torchtitan_zephon/__init__.py",
     "megatron_zephon": "megatron-zephon/src/megatron_zephon/__init__.py",
 }

@@ -16,7 +16,7 @@ from support.vision_data import file_of, image_tokenizer, picture
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS, SAVED = 4, 2
-BUILDS = "Building muse_glimmer"  # the log of the trainer, before it builds the model
+BUILDS = "total parameters"  # the log of the trainer once it has its config, before it makes any weight
 WORDS = '    { name = "words", path = "words.parquet", documents = "text" },\n'
 RECIPE = f"""
 seed = 5

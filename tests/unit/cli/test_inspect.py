@@ -62,6 +62,11 @@ def data(tmp_path_factory):
     pictures = [file_of(picture(30 + n % 7, 40, seed=n)) for n in range(24)]
     write_tar(folder / "pictures.tar", [{"jpg": each, "txt": b"a picture"} for each in pictures])
     pq.write_table(pa.table({"image": pictures, "label": [f"of {n}" for n in range(24)]}), folder / "images.parquet")
+    (folder / "paths" / "files").mkdir(parents=True)
+    for n, each in enumerate(pictures):
+        (folder / "paths" / "files" / f"{n}.jpg").write_bytes(each)
+    rows = [{"image": f"files/{n}.jpg", "label": f"picture {n}"} for n in range(24)]
+    (folder / "paths" / "rows.jsonl").write_text(lines_of(rows))
     write_chat_tokenizer(folder / "tokenizer", CHATML)
     image_tokenizer(folder / "vision")
     return folder
@@ -80,11 +85,12 @@ KINDS = {
     "talk.parquet": ("parquet", 60, {"documents": "chat", "messages_field": "talk"}),
     "pairs.jsonl": ("jsonl", 60, {"documents": "chat"}),
     "pictures.tar": ("webdataset", 24, {"documents": "images"}),
+    "paths": ("jsonl", 24, {"documents": "images", "text_field": "label"}),
     "images.parquet": ("parquet", 24, {"documents": "images", "text_field": "label"}),
 }
 
 
-OFTEN = ("parquet.parquet", "gz.jsonl.gz", "npy.npy", "chat.jsonl", "pairs.jsonl", "pictures.tar")
+OFTEN = ("parquet.parquet", "gz.jsonl.gz", "npy.npy", "chat.jsonl", "pairs.jsonl", "paths")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[] if n in OFTEN else [pytest.mark.deep]) for n in KINDS])

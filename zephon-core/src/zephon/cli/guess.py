@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,6 +32,11 @@ class Documents:
     def kind(self) -> str:
         """The value of the key `documents`."""
         return str(self.keys.get("documents", "text"))
+
+    @property
+    def shows_images(self) -> bool:
+        """Whether there are images, whose column is the last one then."""
+        return self.kind == "images" or "images_field" in self.keys
 
 
 def guess(
@@ -118,14 +124,30 @@ def _is_talk(value: Any) -> bool:
         return False
 
 
+def media_root(rows: Sequence[Mapping[str, Any]], column: str, folder: str) -> str | None:
+    """`folder`, if paths of images in a column are below it."""
+    for row in rows:
+        values = row.get(column)
+        for value in values if isinstance(values, list) else [values]:
+            path = _file_of(value)
+            if isinstance(path, str) and not os.path.isabs(path) and os.path.isfile(os.path.join(folder, path)):
+                return folder
+    return None
+
+
+def _file_of(value: Any) -> Any:
+    """The bytes, or the path, of an image that may be a struct."""
+    if isinstance(value, dict):
+        keys = ("bytes", "path", "image_name", "file_name")
+        return next((value[key] for key in keys if value.get(key)), None)
+    return value
+
+
 def _is_picture(value: Any) -> bool:
     """Whether a value is an image file, or names one, or a list of such."""
     if isinstance(value, list):
         return any(value) and all(each is None or _is_picture(each) for each in value)
-    if isinstance(value, dict):
-        value = value.get("bytes") or next(
-            (value[key] for key in ("path", "image_name", "file_name") if value.get(key)), None
-        )
+    value = _file_of(value)
     if isinstance(value, bytes):
         try:
             return bool(read_header(value))

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from zephon.cli.guess import USUAL_TEXT, Documents, guess, parsed
+from zephon.cli.guess import USUAL_TEXT, Documents, guess, media_root, parsed
 from zephon.cli.options import VISION, open_pipeline, vision_settings
 from zephon.cli.output import LiveLine, count, plural, print_table, printable
 from zephon.columns.damage import split_damaged
@@ -142,7 +142,7 @@ class _Source:
             "damaged_shards": [f"{shard.name}: {shard.reason}" for shard in opened.lost],
         }
         sample = _sample(opened, documents.columns, wanted, seed)
-        media = _images(documents, sample, self._setting("media_root"), vision)
+        media = _images(documents, sample, self._setting("media_root") or documents.keys.get("media_root"), vision)
         failed = Counter(sample.damaged) + Counter(media.pop("failures", ()))
         if documents.kind == "tokens":
             unit, sizes = "tokens", np.array([len(parsed(value[0]) or ()) for value in sample.values], dtype=np.int64)
@@ -192,7 +192,12 @@ class _Source:
         """The documents that the recipe names, or those that the rows look like."""
         kind = self._setting("documents")
         if self._guesses:
-            return guess(rows, list(self._columns), by_format=self._token_format())
+            documents = guess(rows, list(self._columns), by_format=self._token_format())
+            path = self._source.path
+            folder = path if os.path.isdir(path) else os.path.dirname(path)
+            if documents.shows_images and (root := media_root(rows, documents.columns[-1], folder)):
+                documents.keys["media_root"] = root
+            return documents
         if kind == "text":
             column = self._setting("text_template") or self._setting("text_field")
             return Documents(keys={}, columns=[column])

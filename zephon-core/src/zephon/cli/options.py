@@ -36,7 +36,7 @@ Lanes = Annotated[
         "--canonical-replicas", metavar="L", min=1, max=1 << 20, help="Number of lanes, instead of the recipe's."
     ),
 ]
-_Runner = StrEnum("_Runner", ["inline", "threads", "process"])  # all versions of typer know enums
+_Runner = StrEnum("_Runner", ["inline", "threads", "process", "ray"])  # all versions of typer know enums
 Runner = Annotated[_Runner | None, typer.Option("--runner", help="Where rows are processed.")]
 FlushIndex = Annotated[Path | None, typer.Option("--flush-index", metavar="DIR", help="Folder of the flush index.")]
 VISION = typer.Option(

@@ -13,7 +13,9 @@ from zephon.config.keys import (
     AutoSize,
     Folder,
     Limit,
+    Name,
     Positive,
+    Prose,
     Share,
     Size,
     Whole,
@@ -76,6 +78,15 @@ class FaultPolicy:
         return f"error_budget {self.budget}{more} allows {self.allowed(rows)}"
 
 
+@dataclass(frozen=True, slots=True)
+class RaySettings:
+    """Workers on a Ray cluster: the options ray_address, ray_pool and ray_timeout."""
+
+    address: str | None
+    pool: str | None
+    timeout: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
     """The run: lanes, speed, memory and faults"""
@@ -94,9 +105,27 @@ class RunSettings:
     flush_every_k_chunks: Positive = key(
         1, "Chunks per window: stateful operators start each window empty and end it flushed."
     )
-    runner: Literal["inline", "threads", "process"] = key(
+    runner: Literal["inline", "threads", "process", "ray"] = key(
         "threads",
-        'Where the work runs: "threads", "process" for slow Python code, or "inline" in the calling thread.',
+        'Where the work runs: "threads", "process" for slow Python code, "ray" on other machines, or "inline" in the '
+        "calling thread.",
+        decides_data=False,
+    )
+    ray_address: Prose | None = key(
+        None,
+        "Address of the Ray cluster; by default RAY_ADDRESS, else the cluster of this machine, which is started if "
+        "there is none.",
+        decides_data=False,
+    )
+    ray_pool: Name | None = key(
+        None,
+        "Name of a pool of Ray workers that all ranks share, which outlives them; by default each rank has workers of "
+        "its own.",
+        decides_data=False,
+    )
+    ray_timeout: Positive = key(
+        600,
+        "Seconds after which a Ray worker that does not answer is ended, and its rows go to another.",
         decides_data=False,
     )
     isolate: bool = key(
@@ -249,6 +278,11 @@ class Options(RunSettings):
     def faults(self) -> FaultPolicy:
         """The fate of rows that cannot be used."""
         return FaultPolicy(self.on_error, self.error_budget, self.error_budget_rows)
+
+    @property
+    def ray(self) -> RaySettings:
+        """Workers on a Ray cluster."""
+        return RaySettings(self.ray_address, self.ray_pool, self.ray_timeout)
 
     def ready_records(self, microbatch_size: int, record_bytes: int) -> int:
         """Finished records that may wait for the consumer."""

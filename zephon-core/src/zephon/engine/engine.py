@@ -19,6 +19,7 @@ from zephon.columns.faults import RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.progress import progress_of
 from zephon.columns.records import RecordBlock
+from zephon.config.options import RaySettings
 from zephon.engine.lane import LaneStream
 from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
@@ -33,6 +34,7 @@ class EngineSetup:
     Attributes:
         plan: the compiled pipeline.
         runner: name of the runner.
+        ray: the cluster for the runner "ray".
         workers: number of workers by kind of work.
         starts: by feed of this group, its start and the number of records to leave out after it.
         block_records: approximate number of records per block.
@@ -43,6 +45,7 @@ class EngineSetup:
 
     plan: Plan
     runner: str
+    ray: RaySettings
     workers: Mapping[str, int]
     starts: Mapping[int, tuple[LaneStart, int]]
     block_records: int

@@ -23,7 +23,7 @@ import numpy as np
 from zephon.columns.faults import FaultBudget, RowFault
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import Pointer, RecordBlock, RowBlock, TokenBlock
-from zephon.engine.plan import Plan
+from zephon.engine.plan import Piece, Plan
 from zephon.engine.runners import InlineRunner, Pending, Runner
 from zephon.engine.totals import Totals
 from zephon.errors import DataError
@@ -48,8 +48,6 @@ class _Mark(Enum):
     LANE_END = auto()
 
 
-_Piece = tuple[np.ndarray, np.ndarray, int, int]
-"""A piece of a chunk: datasets int32[n], rows int64[n], index of the chunk, position of the first row in the chunk."""
 _Queue = deque[Pending | _Mark]
 
 _inline = InlineRunner()
@@ -209,7 +207,9 @@ class LaneStream:
         # A minimum per block bounds the number of pending blocks where chunks are tiny.
         estimate = max(float(plan.row_bytes[piece[0]].sum()), self._max_block_bytes / 8)
         work = self._stage.prepare if self._stage else plan.tokenize
-        if plan.fetch_apart:
+        if plan.chain is not None:
+            queue.append(submit("tokenize", plan.chain, self._lane, piece))
+        elif plan.fetch_apart:
             queue.append(submit("tokenize", _work_on_fetched, work, submit("fetch", plan.fetch, *piece)))
         else:
             queue.append(submit("tokenize", _fetch_and_work, work, plan, piece))
@@ -318,9 +318,9 @@ class LaneStream:
             self._blocks.append(block.slice(used, len(block)) if used else block)
             self.ready += len(block) - used
 
-    def _announced(self, pieces: Iterator[_Piece | _Mark], bytes_ahead: int) -> Iterator[_Piece | _Mark]:
+    def _announced(self, pieces: Iterator[Piece | _Mark], bytes_ahead: int) -> Iterator[Piece | _Mark]:
         """`pieces`, each announced to stores when `bytes_ahead` bytes of text or less precede it."""
-        ahead: deque[tuple[_Piece | _Mark, float]] = deque()
+        ahead: deque[tuple[Piece | _Mark, float]] = deque()
         waiting = 0.0
         while True:
             # Two announced for one yielded, up to `bytes_ahead`: the first piece must not wait for the rest.
@@ -337,7 +337,7 @@ class LaneStream:
             waiting -= size
             yield piece
 
-    def _cut_into_pieces(self) -> Iterator[_Piece | _Mark]:
+    def _cut_into_pieces(self) -> Iterator[Piece | _Mark]:
         """The lane's rows in pieces of about one block of text, with marks at the ends of windows."""
         plan, start = self._plan, self._start
         index, position = start.chunk, start.position
@@ -375,7 +375,7 @@ def _is_finished(item: Pending | tuple[Pending, Job] | _Mark) -> bool:
     return isinstance(item, _Mark) or item.done()
 
 
-def _fetch_and_work(work: Callable[[RowBlock], Any], plan: Plan, piece: _Piece) -> Any:
+def _fetch_and_work(work: Callable[[RowBlock], Any], plan: Plan, piece: Piece) -> Any:
     return work(plan.fetch(*piece))
 
 

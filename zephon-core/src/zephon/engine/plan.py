@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -33,6 +33,9 @@ _LEAST_STRETCH = 64
 _SAMPLE_ROWS = (64, 1024)
 _SAMPLE_GROUPS, _SAMPLE_ROWS_OF_GROUP = 8, 512
 _SAMPLE_BYTES = 32 << 20
+
+Piece = tuple[np.ndarray, np.ndarray, int, int]
+"""A piece of a chunk: datasets int32[n], rows int64[n], index of the chunk, position of the first row in the chunk."""
 
 UNSHUFFLED_BUFFER = 1024
 """Records over all lanes between places where an unshuffled run can be entered."""
@@ -166,6 +169,8 @@ class Plan:
         window_chunks: chunks per window.
         fetch, tokenize: stateless workers.
         fetch_apart: whether separate threads read ahead of tokenizing; else the tokenizing thread reads its rows.
+        chain: reads the rows of a piece of a lane elsewhere and works on them there, in place of `fetch` and what comes
+            first after it; None where this process reads.
         pack, shuffle: operators with an accumulator per lane.
         pad_token: token of padding and filler records.
         finite: whether the lanes end.
@@ -209,6 +214,7 @@ class Plan:
     kinds: np.ndarray
     faults: FaultPolicy
     stateful: StatefulStage | None = None
+    chain: Callable[[int, Piece], Any] | None = None
     pixels: PixelStage | None = None
     logged: set[Any] = field(default_factory=set)
     remedy: str = "name another column (text_field, field), or look at what the operators leave of the text"
@@ -271,7 +277,8 @@ class Plan:
         block = RecordBlock.filler(count, self.pack.record_length, self.pad_token)
         if self.pixels is None:
             return block
-        return RecordBlock.concat([self.pixels.decoded(block.slice(n, n + 1)) for n in range(count)])
+        records = [self.pixels.filled(block.slice(n, n + 1)) for n in range(count)]
+        return RecordBlock.concat([self.pixels.decoded(record) for record in records])
 
     @property
     def stretch(self) -> int:

@@ -132,8 +132,9 @@ ENGINES: dict[threading.Thread, Callable[[], object]] = {}
 
 
 @atexit.register
-def _end_all() -> None:
-    # A thread that is in native code while the interpreter shuts down crashes the process.
+def end_all() -> None:
+    """Ends all engines and runners of this process: a thread that is in native code while the interpreter shuts down
+    crashes it."""
     for engine, close in list(ENGINES.items()):
         close()
         engine.join()

@@ -23,6 +23,7 @@ from zephon.errors import DataError
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
+_ROWS_WITH_FILES = 16  # that are looked at for their size
 Failed = Sequence[tuple[int, str, str]]
 """(place, operator, reason) of rows that cannot be used."""
 Faults = tuple[tuple[int, tuple[RowFault, ...]], ...]
@@ -145,6 +146,12 @@ class DocumentWorker:
             failures += failed
         return int(documents.offsets[-1])
 
+    def image_bytes(self, dataset: int, table: pa.Table) -> float:
+        """Bytes of the files of images for each of the first few rows of a dataset."""
+        some = table.slice(0, _ROWS_WITH_FILES)
+        images = self._documents([_part(dataset, some)], skips=True)[0].images
+        return 0.0 if images is None else images.nbytes / max(1, some.num_rows)
+
     def texts(self, dataset: int, table: pa.Table) -> list[str]:
         """Texts of rows of a dataset as the tokenizer gets them."""
         rows = self._applied(_part(dataset, table), True, [])
@@ -157,8 +164,12 @@ class DocumentWorker:
 
     def describe_block(self, block: RowBlock) -> str:
         """Which rows a block holds, in words."""
-        first, last = (self.describe(int(block.dataset[n]), int(block.row[n])) for n in (0, -1))
-        return f"{len(block.row):,} rows, the first {first}, the last {last}"
+        return self.describe_rows(block.dataset, block.row)
+
+    def describe_rows(self, dataset: np.ndarray, row: np.ndarray) -> str:
+        """The rows `row` int64[n] of the datasets `dataset` int32[n], in words."""
+        first, last = (self.describe(int(dataset[n]), int(row[n])) for n in (0, -1))
+        return f"{len(row):,} rows, the first {first}, the last {last}"
 
     def _applied(self, part: RowPart, skips: bool, failed: list[tuple[int, str, str]]) -> Rows:
         rows = Rows(part.table, part.places, skips, failed)

@@ -16,6 +16,7 @@ from zephon.config.settings import SpecialTokens
 from zephon.errors import PipelineError
 from zephon.ops.rows import Rows, check_names, missing_column
 from zephon.tokenizer.load import portable_tokenizer
+from zephon.tokenizer.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +223,11 @@ class Encoder:
     def texts(self, rows: Rows) -> list[str]:
         """Texts as the tokenizer gets them, for its self-check."""
         return []
+
+    def probe(self) -> str:
+        """A digest of the tokens that this process gives for the probe texts; "" where it makes no tokens of text."""
+        tokenizer: Tokenizer | None = getattr(self, "_tokenizer", None)
+        return "" if tokenizer is None else tokenizer.probe()
 
     def check_used(self, columns: Iterable[str], dataset: str) -> None:
         """PipelineError for a column that operators made and that is not used, or that is named and was not made."""

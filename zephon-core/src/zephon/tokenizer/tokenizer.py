@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import threading
@@ -17,7 +18,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from zephon.columns.arrow import byte_lengths, one_chunk
+from zephon.columns.arrow import byte_lengths, one_chunk, string_array
 from zephon.errors import TokenizerError
 from zephon.tokenizer.backends import (
     BACKENDS,
@@ -32,6 +33,7 @@ from zephon.tokenizer.choice import FAST, Answers, Choice, choose, first_fit, pr
 from zephon.tokenizer.cutting import MAX_DOCUMENT_BYTES, cut_documents
 from zephon.tokenizer.definition import AddedToken, TokenizerDefinition, read_definition
 from zephon.tokenizer.load import TokenizerId, find_tokenizer
+from zephon.tokenizer.probes import probe_texts
 
 SAMPLE_BYTES = 128 << 10  # of the user's documents; the reference needs about 20 ms for them
 
@@ -216,6 +218,15 @@ class Tokenizer:
         self._use(self._library(chosen))
         _log.warning("%s: tokenizing with %s from now on, because %s", before, self.backend, difference)
         return False
+
+    def probe(self) -> str:
+        """SHA-256 over the ids of the probe texts, as this process gives them."""
+        probes = string_array(probe_texts(self._definition.tree()), pa.large_string())
+        digest = hashlib.sha256()
+        for tokenizer in dict.fromkeys([self, self.inner]):
+            for part in tokenizer.encode(probes):
+                digest.update(np.ascontiguousarray(part, np.int64).tobytes())
+        return digest.hexdigest()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_libraries", "_checking")}

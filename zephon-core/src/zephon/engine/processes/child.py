@@ -167,8 +167,16 @@ def portable_error(error: BaseException) -> Any:
 _log_records: SimpleQueue[logging.LogRecord] = SimpleQueue()
 
 
+def keep_logs(level: int) -> None:
+    """In a worker: keep what is logged under "zephon" for `log_records`."""
+    logger = logging.getLogger("zephon")
+    logger.setLevel(level)
+    logger.addHandler(QueueHandler(_log_records))
+    logger.propagate = False
+
+
 def log_records() -> list[logging.LogRecord]:
-    """In a child: the log records since the last call."""
+    """In a worker: the log records since the last call."""
     return [_log_records.get() for _ in range(_log_records.qsize())]
 
 
@@ -194,10 +202,7 @@ def main(sockets: Sequence[int], parent: int) -> None:
     channels = [Channel(Connection(fd)) for fd in sockets]
     with suppress(Closed):
         script, level, task_bytes = channels[0].receive()
-        logger = logging.getLogger("zephon")
-        logger.setLevel(level)
-        logger.addHandler(QueueHandler(_log_records))
-        logger.propagate = False
+        keep_logs(level)
         try:
             if script:
                 _importing_script = True

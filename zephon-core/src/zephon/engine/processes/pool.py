@@ -1,7 +1,7 @@
-"""Worker processes for stateless functions: any worker can run any call, and a call can be repeated.
+"""Workers for stateless functions: any worker can run any call, and a call can be repeated.
 
-Each worker has two seats: channels for one call each. While it works on one call, the next one already waits in the
-other seat, and the previous result is being read.
+Each worker has two seats, for one call each. While it works on one call, the next one already waits in the other seat,
+and the previous result is being read. Where workers run is not the pool's business: `Workers` starts them.
 """
 
 from __future__ import annotations
@@ -10,68 +10,94 @@ import logging
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import connection
-from typing import Any
+from typing import Any, Protocol
 
-from zephon.engine.processes.channel import Channel, Closed
-from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs
+from zephon.engine.processes.channel import Closed
+from zephon.engine.processes.child import log_records, portable_error, replay_logs
 from zephon.errors import WorkerError
 
 _log = logging.getLogger("zephon")
 
 SEATS = 2
 """Calls that a worker may have at a time, the one it works on included."""
+_DEATHS = 2  # of workers, after which a call is at fault
+_PATIENCE_SECONDS = 30.0  # before a warning that no worker has started
+
+Answer = tuple[bool, Any, list[logging.LogRecord]]
+"""Whether the function returned, its result or exception, and what was logged meanwhile."""
 
 
-class _Serve:
-    """The task of a worker: run functions by number."""
-
-    def __init__(self, functions: Sequence[Callable[..., Any]]) -> None:
-        self._functions = functions
-
-    def run(self, channels: Sequence[Channel]) -> None:
-        while True:
-            for channel in connection.wait(channels):  # type: ignore[arg-type]
-                self._answer(channel)  # type: ignore[arg-type]
-
-    def _answer(self, channel: Channel) -> None:
-        number, args = channel.receive()
-        try:
-            done, result = True, self._functions[number](*args)
-        except Exception as error:
-            done, result = False, portable_error(error)
-        del args  # so that the answer also releases its shared memory
-        try:
-            channel.send((done, result, log_records()))
-        except Closed:
-            raise
-        except Exception as error:  # the result cannot be pickled
-            channel.send((False, portable_error(error), []))
+class Refused(Exception):
+    """The worker would give other data, or cannot work at all."""
 
 
-@dataclass(eq=False)
-class _Worker:
-    """A worker and its free seats."""
+class Worker(Protocol):
+    """A worker.
 
-    child: Child
-    free: list[int] = field(default_factory=lambda: list(range(SEATS)))
+    Attributes:
+        free: its free seats.
+        is_ready: whether it has started, or whether calls may wait for it to start.
+    """
+
+    free: list[int]
+    is_ready: bool
+
+    def ask(self, seat: int, number: int, args: tuple[Any, ...]) -> Answer:
+        """Run a function; raises `Closed` where the worker has died, `Refused` where it is not to be used."""
+
+    def death(self) -> tuple[WorkerError, bool]:
+        """The error that describes its death, and whether the call that it worked on may be the cause."""
+
+    def close(self) -> None:
+        """End it; does not wait."""
+
+
+OnChange = Callable[[Worker, Refused | None], None]
+
+
+class Workers(Protocol):
+    """Starts workers of one kind."""
+
+    kind: str
+    """The name of one in messages."""
+
+    def prepare(self, functions: Sequence[Callable[..., Any]]) -> None:
+        """Get ready to send the functions to workers."""
+
+    def start(self, number: int, on_change: OnChange) -> Worker:
+        """Start the worker with this number, again where it has died.
+
+        `on_change` is called when it becomes ready later, or with the reason why it is not to be used.
+        """
+
+    def waiting(self) -> str:
+        """Why no worker may have started yet, in words."""
+
+
+def answer(functions: Sequence[Callable[..., Any]], number: int, args: tuple[Any, ...]) -> Answer:
+    """In a worker: run a function."""
+    try:
+        done, result = True, functions[number](*args)
+    except Exception as error:
+        done, result = False, portable_error(error)
+    return done, result, log_records()
 
 
 class WorkerPool:
-    """Runs calls in worker processes. Any number of threads may use it.
+    """Runs calls in workers. Any number of threads may use it.
 
     Args:
-        workers: number of processes.
+        count: number of workers.
+        workers: starts them.
     """
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, count: int, workers: Workers) -> None:
         self.functions: list[Callable[..., Any]] = []
-        self._count = workers
-        self._task = b""
+        self._count, self._start = count, workers
         self._changed = threading.Condition()
         self._closed = False
-        self._workers: list[_Worker] = []
+        self._refusal: Refused | None = None  # the last one
+        self._workers: dict[int, Worker] = {}
         self._end = weakref.finalize(self, _close, self._workers)
 
     def add(self, function: Callable[..., Any]) -> int:
@@ -80,36 +106,51 @@ class WorkerPool:
         return len(self.functions) - 1
 
     def start(self) -> None:
-        """Start the processes, if any function was added."""
+        """Start the workers, if any function was added."""
         if self.functions:
-            self._task = pickle_task(_Serve(self.functions))
-            for _ in range(self._count):
-                self._workers.append(self._new_worker())
+            self._start.prepare(self.functions)
+            with self._changed:
+                for number in range(self._count):
+                    self._workers[number] = self._start.start(number, self._on_change)
 
-    def call(self, number: int, *args: Any, about: Callable[[], str]) -> Any:
+    def call(self, number: int, *args: Any, about: Callable[[], str], near: int | None = None) -> Any:
         """The result, or the exception, of a function.
 
-        If a worker dies, it is replaced and the call is repeated once, alone in a worker.
+        If a worker dies, it is replaced and the call is repeated once, alone in a worker. The loss of a whole machine
+        does not count.
 
         Args:
             number: of the function.
             args: its arguments.
             about: describes the arguments, for messages.
+            near: calls of one number use the same data, and go to the same worker unless it is busy and another idle.
 
         Raises:
-            WorkerError: two workers died during this call, or the pool is closed.
+            WorkerError: two workers died during this call, none can be used, or the pool is closed.
         """
-        for seats in (1, SEATS):
-            worker, taken = self._take(seats)
+        deaths = 0
+        while True:
+            worker, taken = self._take(SEATS if deaths else 1, near)
             try:
-                return _ask(worker.child, worker.child.channels[taken[0]], number, args)
+                done, result, records = worker.ask(taken[0], number, args)
             except Closed:
-                death = self._replace(worker)
+                death, counts = self._replace(worker)
+            except Refused as refusal:
+                self._on_change(worker, refusal)
+                continue
+            else:
+                break
             finally:
                 self._give_back(worker, taken)
-            if seats == 1:
-                _log.warning("%s A new worker process repeats its calls.", death)
-        raise WorkerError(f"{death} It was working on {about()}, as was the worker process that died before it.")
+            deaths += counts
+            if deaths == _DEATHS:
+                kind = self._start.kind
+                raise WorkerError(f"{death} It was working on {about()}, as was the {kind} that died before it.")
+            _log.warning("%s A new %s repeats its calls.", death, self._start.kind)
+        replay_logs(records)
+        if not done:
+            raise result
+        return result
 
     def close(self) -> None:
         """End the workers; calls under way raise. Does not wait."""
@@ -118,52 +159,65 @@ class WorkerPool:
             self._changed.notify_all()
         self._end()
 
-    def _new_worker(self) -> _Worker:
-        return _Worker(Child(self._task, SEATS, "a worker process of the pipeline"))
+    def _on_change(self, worker: Worker, refusal: Refused | None) -> None:
+        with self._changed:
+            number = self._number_of(worker)
+            if refusal is not None and number is not None:
+                _log.warning("%s It is not used.", refusal)
+                self._refusal = refusal
+                self._workers.pop(number).close()
+            self._changed.notify_all()
+
+    def _number_of(self, worker: Worker) -> int | None:
+        return next((number for number, each in self._workers.items() if each is worker), None)
 
     def _check_open(self) -> None:
         if self._closed:
-            raise WorkerError("the pipeline was closed while a worker process was busy.")
+            raise WorkerError(f"the pipeline was closed while a {self._start.kind} was busy.")
+        if not self._workers:
+            raise WorkerError(f"no {self._start.kind} of {self._count} can be used. {self._refusal}")
 
-    def _take(self, seats: int) -> tuple[_Worker, list[int]]:
-        """Reserve `seats` seats of the worker with the most free ones."""
+    def _take(self, seats: int, near: int | None) -> tuple[Worker, list[int]]:
+        """Reserve `seats` seats of a worker."""
         with self._changed:
             while True:
                 self._check_open()
-                worker = max(self._workers, key=lambda worker: len(worker.free))
-                if len(worker.free) >= seats:
+                home = None if near is None else self._workers.get(near % self._count)
+                if home is not None and home.is_ready:
+                    # What it has read for calls of this number would be read again elsewhere.
+                    able = [home] if len(home.free) >= seats else self._able(SEATS)
+                else:
+                    able = self._able(seats)
+                if able:
+                    worker = max(able, key=lambda worker: len(worker.free))
                     taken, worker.free = worker.free[:seats], worker.free[seats:]
                     return worker, taken
-                self._changed.wait()
+                if not self._changed.wait(_PATIENCE_SECONDS) and not any(w.is_ready for w in self._workers.values()):
+                    _log.warning("no %s has started yet: %s", self._start.kind, self._start.waiting())
 
-    def _give_back(self, worker: _Worker, seats: list[int]) -> None:
+    def _able(self, seats: int) -> list[Worker]:
+        return [worker for worker in self._workers.values() if worker.is_ready and len(worker.free) >= seats]
+
+    def _give_back(self, worker: Worker, seats: list[int]) -> None:
         with self._changed:
             worker.free += seats
             self._changed.notify_all()
 
-    def _replace(self, worker: _Worker) -> WorkerError:
-        """Replace a worker that has died; returns the error that describes its death."""
-        self._check_open()
-        death = worker.child.death()
+    def _replace(self, worker: Worker) -> tuple[WorkerError, bool]:
+        """Replace a worker that has died; returns the error that describes its death, and whether it counts."""
         with self._changed:
             self._check_open()
-            if worker in self._workers:
-                self._workers[self._workers.index(worker)] = self._new_worker()
+        death = worker.death()
+        with self._changed:
+            self._check_open()
+            number = self._number_of(worker)
+            if number is not None:
+                self._workers[number] = self._start.start(number, self._on_change)
                 self._changed.notify_all()
-        worker.child.close()
+        worker.close()
         return death
 
 
-def _ask(child: Child, channel: Channel, number: int, args: tuple[Any, ...]) -> Any:
-    child.wait_until_started()
-    channel.send((number, args))
-    done, result, records = channel.receive()
-    replay_logs(records)
-    if not done:
-        raise result
-    return result
-
-
-def _close(workers: list[_Worker]) -> None:
-    for worker in workers:
-        worker.child.close()
+def _close(workers: dict[int, Worker]) -> None:
+    for worker in workers.values():
+        worker.close()
