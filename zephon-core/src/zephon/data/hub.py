@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from zephon.data.patterns import HIDDEN, MAGIC, select_names, split_pattern
+from zephon.data.patterns import HIDDEN, MAGIC, select_names, split_pattern, table_of
 from zephon.data.splits import is_visible, readable_files, split_files
 from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length
 
@@ -156,6 +156,8 @@ def _below(files: Iterable[str], path: str, hidden: str = HIDDEN) -> list[str]:
         return [path]
     folder, pattern = split_pattern(path)
     start = f"{folder}/" if folder else ""
+    if not pattern and (table := table_of(name for name in files if name.startswith(start))):
+        raise _refused(table)
     return [start + name for name in select_names(files, folder, pattern, hidden)]
 
 

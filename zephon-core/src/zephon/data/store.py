@@ -107,7 +107,7 @@ class Store:
         folder, pattern = split_pattern(key)
         found = {key: (size, version) for key, size, version in self._find(folder)}
         start = f"{folder}/" if folder else ""
-        if not pattern and (table := table_of({key.rpartition("/")[0] for key in found})):
+        if not pattern and (table := table_of(found)):
             raise StoreFault("refused", table)
         names = select_names(found, folder, pattern)
         return Found(self._uri(folder), [(name, *found[start + name], start + name) for name in names])
