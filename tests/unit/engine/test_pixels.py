@@ -188,7 +188,7 @@ def test_look_ahead_is_bounded_and_has_a_record_for_each_worker(done, form):
         assert given[0].images.ready_values(form) is None
 
 
-@pytest.mark.parametrize(("workers", "batch", "most"), [(3, 2, 32), (40, 1, 40)])
+@pytest.mark.parametrize(("workers", "batch", "most"), [(3, 2, 32), (10, 1, 40)])
 def test_look_ahead_is_bounded_by_microbatches_where_images_are_tiny(workers, batch, most):
     stage = PixelStage(VISION, ["a"], lambda *_: ("", 0), FaultPolicy(), 1 << 40, workers=workers, batch=batch)
     stage.wanted.form = PixelForm()

@@ -27,7 +27,8 @@ from zephon.vision.pixels import decoding_bytes, grey_patches, image_patches, pu
 
 OPERATOR = "tokenize_images"
 JUDGED = 1000  # images of a lane
-_AHEAD = 16  # microbatches whose pixels may be ready or in the making
+_AHEAD = 16  # microbatches whose pixels may be ready or in the making, or
+_OF_WORKER = 4  # records for each worker, if that is more: an actor of Ray has two at a time
 _LOGGED = 10
 # One grey pixel.
 _GREY_PNG = bytes.fromhex(
@@ -46,8 +47,8 @@ class PixelStage:
         names: of the datasets.
         locate: shard and row within it, of a row of a dataset given by number.
         faults: the fate of images that cannot be decoded.
-        lookahead_bytes: pixels that may be ready or in the making, of `_AHEAD` microbatches at most, beyond a record
-            for each worker.
+        lookahead_bytes: pixels that may be ready or in the making, beyond a record for each worker; tiny ones are
+            bounded by `_AHEAD`.
         placeholders: the tokens of an image of one token, which records without images show in their padding; empty
             where they show nothing.
         workers: how many decode.
@@ -155,7 +156,7 @@ class PixelStage:
     def ahead(self, blocks: Iterator[RecordBlock], runner: Runner) -> Iterator[RecordBlock]:
         """The records of `blocks`, one at a time, with their pixels."""
         waiting: deque[tuple[Pending, int]] = deque()
-        under_way, most = 0, max(self.workers, _AHEAD * self.batch)
+        under_way, most = 0, max(_OF_WORKER * self.workers, _AHEAD * self.batch)
         records = (self.filled(block.slice(n, n + 1)) for block in blocks for n in range(len(block)))
         while batch := list(itertools.islice(records, self.batch)):
             for job, of_job in self._jobs(batch):
