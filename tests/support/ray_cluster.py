@@ -46,6 +46,13 @@ def ray_cluster():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def add_machine(cluster, cpus, **settings):
+    """Add a machine to the cluster: a node of its own on this one. Waits until it is there."""
+    node = cluster.add_node(wait=False, **node_settings(cpus), **settings)  # which would wait for 30 seconds only
+    cluster.wait_for_nodes(timeout=200)
+    return node
+
+
 def node_settings(cpus):
     """Settings of a machine of the cluster."""
     ports = []

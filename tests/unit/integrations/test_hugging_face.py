@@ -225,6 +225,16 @@ def test_checkpoints_that_cannot_be_gone_on_from_are_named(recipe, tiny_tokenize
         again.train(resume_from_checkpoint=True)
 
 
+def test_another_global_batch_from_a_resume_on_is_told(recipe, tiny_tokenizer, tmp_path, caplog):
+    saving = {"save_strategy": "steps", "save_steps": 1}
+    trainer_of(recipe, tiny_tokenizer, tmp_path, args=saving | {"max_steps": 1}).train()
+    for size, told in (({"per_device_train_batch_size": 1}, False), ({"per_device_train_batch_size": 2}, True)):
+        again = trainer_of(recipe, tiny_tokenizer, tmp_path, args=saving | size, global_batch=4 if told else 2)
+        with caplog.at_level(logging.WARNING, logger="zephon"):
+            again.train(resume_from_checkpoint=str(tmp_path / "out" / "checkpoint-1"))
+        assert ("a step had 2 records so far, and has 4 from here on" in caplog.text) is told
+
+
 def test_a_checkpoint_is_unfinished_while_it_is_written_again(recipe, tiny_tokenizer, tmp_path, monkeypatch):
     """A process killed there leaves no state of the data beside an older model."""
     saving = {"save_strategy": "steps", "save_steps": 1, "max_steps": 1}

@@ -106,6 +106,7 @@ class ZephonMixin:
         self._allow_changes, self._ranks = allow_changes, ranks
         self._options = {**(options or {}), **({"ledger": os.fspath(ledger)} if ledger else {})}
         self._state: dict[str, Any] | None = None
+        self._folder: str | os.PathLike[str] = ""  # that it is from
         self._eval_loaders: dict[str, EvaluationLoader] = {}
         self._taken: set[str] = set()  # arguments of the model's forward
         self._checked = False
@@ -143,7 +144,7 @@ class ZephonMixin:
             resume_from_checkpoint = on_first_rank(lambda: _last_checkpoint(trainer.args.output_dir))
         self._state = None
         if isinstance(resume_from_checkpoint, str | os.PathLike):
-            folder = resume_from_checkpoint
+            folder = self._folder = resume_from_checkpoint
             self._state = on_all_ranks(lambda: read_state(folder))
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
@@ -184,6 +185,15 @@ class ZephonMixin:
         )
         if self._state is not None:
             loader.load_state_dict(self._state, allow_changes=self._allow_changes)
+            steps = json.loads(Path(self._folder, _TRAINER_STATE).read_text(encoding="utf-8"))["global_step"]
+            records = self._state["rounds"] * self._state["lanes_total"]
+            batch = microbatch * ranks[1] * loader.batches_per_step
+            if records != steps * batch and not self._state.get("earlier"):  # of runs before, it counts no records
+                _log.warning(
+                    "a step had %g records so far, and has %d from here on; set global_batch to keep it",
+                    records / steps,
+                    batch,
+                )
         loader.batches_of_run = args.max_steps * loader.batches_per_step
         return loader
 
