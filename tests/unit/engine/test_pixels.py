@@ -1,21 +1,25 @@
 """Pixels that workers make ahead, in the form that the last batch was asked for."""
 
 import gc
+import pickle
 import sys
 import threading
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
+import torch
 
-from support.vision_data import file_of, image_tokenizer, picture
+from support.vision_data import file_of, image_tokenizer, normalized, picture
 from zephon import Pipeline, VisionSettings
 from zephon.columns.images import Images, PixelForm, PixelsAhead, ReadyPixels
 from zephon.columns.records import RecordBlock
 from zephon.config.options import FaultPolicy
 from zephon.engine.pixels import PixelStage
 from zephon.io import Dataset
+from zephon.vision.pixels import grey_patches, image_patches
 from zephon.work import StaticMixtureWorkSource
 
 VISION = VisionSettings(patch_size=8, min_pixels=256, max_pixels=4096)
@@ -83,6 +87,20 @@ def test_a_batch_cut_elsewhere_or_asked_for_another_form_makes_its_own(data):
     assert made
     one.close()
     whole.close()
+
+
+def test_tensors_that_are_held_keep_their_values(data):
+    """A part of a tensor is enough to keep its memory, while that of others is used again."""
+    one, held, places = pipeline(data, runner="threads", prefetch_buffer_size=1 << 16), deque(maxlen=3), []
+    for batch, _ in zip(one, range(30), strict=False):
+        values, own = (batch.to_training()["pixel_values"] for _ in range(2))  # the second is made here
+        if len(values):
+            places.append(values.data_ptr())
+            held.append((values[len(values) // 2 :].reshape(-1, 3), own[len(own) // 2 :].reshape(-1, 3)))
+        del values, own
+        assert all(torch.equal(part, expected) for part, expected in held)
+    one.close()
+    assert len(set(places)) < len(places) - 5
 
 
 def test_memory_is_used_again_once_nothing_refers_to_it():
@@ -186,6 +204,25 @@ def test_look_ahead_is_bounded_and_has_a_record_for_each_worker(done, form):
         assert joined.ready_values(form) is ready[0].values
         assert RecordBlock.concat(given[1:3]).images.ready_values(form) is None
         assert given[0].images.ready_values(form) is None
+
+
+def test_pixels_decoded_in_another_process_are_put_into_their_places_here():
+    """As with Ray's actors; a grey image has its place, and its document no labels."""
+    files = [file_of(picture(64, 64, seed=n)) for n in range(4)]
+    files[1] = files[1][: len(files[1]) // 2]
+    here = PixelStage(VISION, ["a"], lambda *_: ("", 0), FaultPolicy(), 1 << 30, batch=2)
+    there = replace(here, elsewhere=lambda record: pickle.loads(pickle.dumps(here.decoded(record))))
+    there.wanted.form = PixelForm()
+    given = list(there.ahead(iter([record(file, (8, 8, 64, 64)) for file in files]), Counting(done=True)))
+    for n in (0, 2):
+        joined = RecordBlock.concat(given[n : n + 2])
+        grid = VISION.grid(64, 64)
+        second = grey_patches(grid, VISION) if n == 0 else image_patches(files[3], grid, VISION)
+        expected = [image_patches(files[n], grid, VISION), second]
+        values = joined.images.ready_values(PixelForm())
+        assert np.array_equal(values, normalized(np.concatenate(expected), VISION))
+        assert joined.images.is_grey.tolist() == [False, n == 0]
+    assert given[0].loss is None and not given[1].loss[0, :9].any() and given[2].loss is None
 
 
 @pytest.mark.parametrize(("workers", "batch", "most"), [(3, 2, 32), (10, 1, 40)])
