@@ -14,7 +14,7 @@ import pytest
 from support import ray_running
 from support.operator_data import Joined, two_of_each
 from support.process_data import wait_until
-from support.ray_cluster import Counts, Once, actors_of, add_machine, rank_pipeline, ray_cluster
+from support.ray_cluster import Counts, Once, actors_of, add_machine, names_of, rank_pipeline, ray_cluster
 from support.vision_data import file_of, image_tokenizer, picture
 from zephon import Pipeline, PipelineError, WorkerError
 from zephon.engine import pixels
@@ -236,8 +236,8 @@ def test_a_shared_pool_without_work_ends(cluster, tiny_tokenizer, monkeypatch):
     pipeline = build(tiny_tokenizer, runner="ray", ray_pool="idle", workers=1)
     first = digests(pipeline)
     pipeline.close()
-    assert list(actors_of("idle")) in (["idle-0"], [])
-    wait_until(lambda: not actors_of("idle"))
+    assert names_of("idle") in (["idle-0"], [])
+    wait_until(lambda: not names_of("idle"))
     again = build(tiny_tokenizer, runner="ray", ray_pool="idle", workers=1)
     assert digests(again) == first
     again.close()

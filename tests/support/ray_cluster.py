@@ -64,12 +64,17 @@ def node_settings(cpus):
     return {"num_cpus": cpus, "object_store_memory": _STORE_BYTES, "include_log_monitor": False, **agents}
 
 
-def actors_of(pool):
-    """By name, the process of each actor of a pool that is alive."""
+def names_of(pool):
+    """The actors of a pool that are alive."""
     import ray
 
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    return {name: _process_of(name) for name in sorted(names) if name.startswith(f"{pool}-")}
+    return sorted(name for name in names if name.startswith(f"{pool}-"))
+
+
+def actors_of(pool):
+    """By name, the process of each actor of a pool, none of which may end meanwhile."""
+    return {name: _process_of(name) for name in names_of(pool)}
 
 
 def _process_of(name):
