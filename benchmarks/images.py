@@ -88,9 +88,10 @@ def pixels(job: dict[str, Any]) -> dict[str, Any]:
     """Images per second of CPU time on one thread: TorchTitan's functions, the same bits, and uint8."""
     import torch
 
+    from zephon.columns.images import PixelForm, PixelsAhead
     from zephon.vision.geometry import Grid, VisionSettings
     from zephon.vision.headers import read_header
-    from zephon.vision.pixels import image_patches, normalized
+    from zephon.vision.pixels import image_patches, put, values_shape
 
     torch.set_num_threads(1)
     vision = VisionSettings()
@@ -110,11 +111,20 @@ def pixels(job: dict[str, Any]) -> dict[str, Any]:
         measure()
         return measure
 
+    memory = PixelsAhead()
+
+    def made(file: bytes, form: PixelForm) -> Any:
+        """As workers do it: into memory that is used again once nothing refers to it."""
+        patches = image_patches(file, grid(file), vision)
+        values = memory.memory(values_shape(form, [len(patches)], vision), form.dtype)
+        put(values, form, 0, 0, patches, vision)
+        return values
+
     def as_uint8(file: bytes) -> Any:
-        return image_patches(file, grid(file), vision)
+        return made(file, PixelForm("packed", "uint8"))
 
     def as_float(file: bytes) -> Any:
-        return normalized(as_uint8(file), vision)
+        return made(file, PixelForm("packed", "float32"))
 
     jobs = {"float32": timed(as_float), "uint8": timed(as_uint8)}
     found: dict[str, Any] = {"kb": sum(map(len, files)) / len(files) / 1e3}
@@ -134,7 +144,7 @@ def pixels(job: dict[str, Any]) -> dict[str, Any]:
             order = vision.patch_size, vision.temporal_patch_size, vision.merge_size, vision.patch_order
             return titan.vision_to_patches(shown, *order)[0]
 
-        found["equal"] = all(torch.equal(as_float(file), by_titan(file)) for file in files)
+        found["equal"] = all(torch.equal(torch.from_numpy(as_float(file)), by_titan(file)) for file in files)
         jobs["TorchTitan"] = timed(by_titan)
     return found | {name: each["rate"] for name, each in in_turns(jobs, job["seconds"]).items()}
 

@@ -90,8 +90,9 @@ class Stream:
         next(self.batches)
         self.workers = sorted(set(workers_of(os.getpid())) - before)
 
-    def turn(self, settled: int, seconds: float = _TURN_SECONDS) -> dict[str, float]:
-        """Consume for so long, what was ready aside; rates per second of wall and of CPU time."""
+    def turn(self, settled: int, seconds: float = _TURN_SECONDS, least: int = 0) -> dict[str, float]:
+        """Consume for so long and at least so many tokens, what was ready aside; rates per second of wall and of CPU
+        time."""
         for _ in range(settled // (MICROBATCH * SEQ_LEN)):
             next(self.batches).to_training()
         mixture = self.pipeline.mixture
@@ -99,7 +100,7 @@ class Stream:
         cpu, own = [cpu_of(pid) for pid in self.workers], time.process_time()
         wanted = sum(map(wanted_by, self.workers))
         began, count = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds:
+        while time.perf_counter() - began < seconds or count * MICROBATCH * SEQ_LEN < least:
             next(self.batches).to_training()
             count += 1
         wall = time.perf_counter() - began
@@ -178,11 +179,12 @@ def bench_ray(job: dict[str, Any], seconds: float) -> None:
         settled, taken = 4_000_000 if mapped else _SETTLED_TOKENS, {}
         for name in ("threads", "ray"):  # not in turns: what refills the one would count as CPU time of the other
             stream = Stream(build(job, mapped=mapped, runner=name))
-            taken |= in_turns({name: partial(stream.turn, settled, 3.0)}, seconds)
+            # Many blocks of a turn, of which each worker makes two at once.
+            taken |= in_turns({name: partial(stream.turn, settled, 0.0, settled)}, seconds)
             stream.pipeline.close()
             each = taken[name]
             print(
-                f"ray, {what}, {name}: {each['tokens'] / 1e6:.1f} million tokens/s; the trainer needs "
+                f"ray, {what}, {name}: {each['tokens'] / 1e6:.2f} million tokens/s; the trainer needs "
                 f"{each['own_ms_per_million']:.1f} ms of CPU time per million tokens"
             )
         ratio = {key: taken["ray"][key] / taken["threads"][key] for key in ("tokens", "own_ms_per_million")}

@@ -2,7 +2,8 @@
 
     torchrun --nproc_per_node=2 examples/hugging_face.py --output-dir out/two [--resume] [--sft]
 
-From the project's folder, once `make demo` has built corpus and tokenizer.
+From the project's folder, once `make demo` has built corpus and tokenizer; or from anywhere, with --recipe and
+--tokenizer.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output-dir", required=True)
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint in the folder")
+    parser.add_argument("--recipe", help="by default that of the demo")
+    parser.add_argument("--tokenizer", default=".zephon/demo/tokenizer", help="folder, or name on the Hub")
     parser.add_argument("--sft", action="store_true", help="conversations, with TRL's SFTTrainer")
     options = parser.parse_args()
 
-    tokenizer = AutoTokenizer.from_pretrained(".zephon/demo/tokenizer")
+    tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
     torch.manual_seed(0)
     shape = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4}
     model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=256, **shape))
@@ -42,14 +45,14 @@ def main() -> None:
         from zephon.integrations.trl import ZephonSFTTrainer
 
         config = SFTConfig(max_length=256, **settings)
-        trainer = ZephonSFTTrainer(model, config, processing_class=tokenizer, recipe="recipes/chat.toml", **data)
+        recipe = options.recipe or "recipes/chat.toml"
+        trainer = ZephonSFTTrainer(model, config, processing_class=tokenizer, recipe=recipe, **data)
     else:
         from zephon.integrations.hugging_face import ZephonTrainer
 
         config = TrainingArguments(**settings)
-        trainer = ZephonTrainer(
-            model, config, processing_class=tokenizer, recipe="recipes/hugging_face.toml", seq_len=256, **data
-        )
+        recipe = options.recipe or "recipes/hugging_face.toml"
+        trainer = ZephonTrainer(model, config, processing_class=tokenizer, recipe=recipe, seq_len=256, **data)
     trainer.train(resume_from_checkpoint=options.resume)
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()

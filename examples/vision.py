@@ -59,8 +59,8 @@ def digest(step: Sequence[SampleBatch]) -> str:
     for batch in step:
         for n, (number, of_record) in enumerate(zip(batch.sequence_numbers.tolist(), batch.digests, strict=True)):
             images = batch.block.slice(n, n + 1).images
-            pixels = b"" if images is None or images.patches is None else images.patches.tobytes()
-            found[number] = of_record + hashlib.sha256(pixels).digest()
+            pixels = [] if images is None else images.patches or []
+            found[number] = of_record + hashlib.sha256(b"".join(each.tobytes() for each in pixels)).digest()
     return hashlib.sha256(b"".join(found[number] for number in sorted(found))).hexdigest()
 
 
@@ -212,10 +212,9 @@ def _pictures(batch: SampleBatch, record: int, document: int, vision: VisionSett
     assert images is not None
     found = images.slice(document, document + 1)
     assert found.patches is not None
-    bounds = np.concatenate([[0], np.cumsum(found.patch_counts)])
     shown = []
-    for grid, (low, high) in zip(found.grids.tolist(), pairwise(bounds.tolist()), strict=True):
-        picture = Image.fromarray(picture_of(found.patches[low:high], grid[0], grid[1], vision))
+    for grid, patches in zip(found.grids.tolist(), found.patches, strict=True):
+        picture = Image.fromarray(picture_of(patches, grid[0], grid[1], vision))
         shown.append(picture.resize((round(picture.width * _HIGH / picture.height), _HIGH), Image.Resampling.LANCZOS))
     return shown
 

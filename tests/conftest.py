@@ -1,5 +1,7 @@
 """Settings shared by all tests."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import shutil

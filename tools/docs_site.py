@@ -55,7 +55,11 @@ API = {
     "torchtitan_zephon": "torchtitan-zephon/src/torchtitan_zephon/__init__.py",
     "megatron_zephon": "megatron-zephon/src/megatron_zephon/__init__.py",
 }
+KEYED = {"DataRecipe", "Source"}
+"""Classes whose fields are the keys of a recipe, which has a page of its own."""
+OF_KEYS = "\n    options: {merge_init_into_class: false}"
 LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)(#[^)\s]*)?(?=\))")
+FILE_NAME = re.compile(r"\[(?:docs/)?([\w-]+\.md)\](?=\()")
 FENCE = re.compile(r"^(```\w+\n)# run(?: \(deep\))?\n", re.MULTILINE)
 
 _log = logging.getLogger("mkdocs.hooks.docs_site")
@@ -87,7 +91,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """The page with links of the site, and without the marks of examples that tests run."""
+    """The page with links of the site, named by titles, and without the marks of examples that tests run."""
     uri = page.file.src_uri
     source = PAGES.get(uri, f"docs/{uri}")
     for number in glued_lists(markdown):
@@ -109,7 +113,13 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         _log.warning("%s links to %s, for which the site has no page", source, match[1])
         return match[0]
 
-    return FENCE.sub(r"\1", LINK.sub(resolved, markdown))
+    def titled(match: re.Match[str]) -> str:
+        path = ROOT / "docs" / match[1]
+        if not path.is_file():
+            return match[0]
+        return f"[{path.read_text(encoding='utf-8').splitlines()[0].strip('# ')}]"
+
+    return FENCE.sub(r"\1", LINK.sub(resolved, FILE_NAME.sub(titled, markdown)))
 
 
 def glued_lists(markdown: str) -> list[int]:
@@ -146,7 +156,7 @@ def _api_page(module: str) -> str:
         names = [name for name in names if not name.endswith("Error")]
     if module == "zephon.errors":
         names = exported(path)
-    parts = [f"# {module}", head, *(f"::: {module}.{name}" for name in names)]
+    parts = [f"# {module}", head, *(f"::: {module}.{name}{OF_KEYS * (name in KEYED)}" for name in names)]
     return "\n\n".join(parts) + "\n"
 
 

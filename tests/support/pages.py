@@ -50,5 +50,5 @@ def run_examples(page: Path, folder: Path, *, deep: bool = False) -> dict[str, A
                 shell, cwd=folder, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False
             )
             assert ran.returncode == 0, f"{name_of(page)}, line {line}: {ran.stdout}{ran.stderr}"
-            names["output"] = ran.stdout
+            names["output"] = names.get("output", "") + ran.stdout + ran.stderr
     return names

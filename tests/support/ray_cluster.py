@@ -46,6 +46,13 @@ def ray_cluster():
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def add_machine(cluster, cpus, **settings):
+    """Add a machine to the cluster: a node of its own on this one. Waits until it is there."""
+    node = cluster.add_node(wait=False, **node_settings(cpus), **settings)  # which would wait for 30 seconds only
+    cluster.wait_for_nodes(timeout=200)
+    return node
+
+
 def node_settings(cpus):
     """Settings of a machine of the cluster."""
     ports = []
@@ -57,12 +64,17 @@ def node_settings(cpus):
     return {"num_cpus": cpus, "object_store_memory": _STORE_BYTES, "include_log_monitor": False, **agents}
 
 
-def actors_of(pool):
-    """By name, the process of each actor of a pool that is alive."""
+def names_of(pool):
+    """The actors of a pool that are alive."""
     import ray
 
     names = [each["name"] for each in ray.util.list_named_actors(all_namespaces=True)]
-    return {name: _process_of(name) for name in sorted(names) if name.startswith(f"{pool}-")}
+    return sorted(name for name in names if name.startswith(f"{pool}-"))
+
+
+def actors_of(pool):
+    """By name, the process of each actor of a pool, none of which may end meanwhile."""
+    return {name: _process_of(name) for name in names_of(pool)}
 
 
 def _process_of(name):

@@ -7,6 +7,7 @@ from PIL import Image
 from tokenizers import Tokenizer
 
 from support import train_tiny_tokenizer
+from zephon.vision.pixels import normalize
 
 IMAGE_TOKENS = ["<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|video_pad|>", "<|endoftext|>"]
 
@@ -24,6 +25,13 @@ def file_of(image, kind="JPEG", **options):
     buffer = io.BytesIO()
     image.save(buffer, kind, **options)
     return buffer.getvalue()
+
+
+def normalized(patches, settings):
+    """Patches as a model takes them, float32[patches, patch_dim]."""
+    out = np.empty((len(patches), settings.patch_dim), dtype=np.float32)
+    normalize(patches, settings, out)
+    return out
 
 
 def image_tokenizer(folder, *tokens, **options):

@@ -34,7 +34,13 @@ def test_examples_run(page, tmp_path, monkeypatch):
 def test_the_first_five_minutes_end_with_a_proof(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = run_examples(DOCS / "start.md", tmp_path, deep=True)
-    assert names["output"].splitlines()[-1] == "all 4 runs gave the same 4 global batches"
+    lines = names["output"].splitlines()
+    assert "all 4 runs gave the same 4 global batches" in lines
+    assert lines.index("all 2 runs are identical over the 3 steps that they share") > 0
+    losses = re.findall(r"step:\s+(\d+)\D+?loss:\s+([\d.]+)", re.sub(r"\x1b\[[\d;]*m", "", names["output"]))
+    for step in ("4", "5", "6"):
+        assert len({f"{float(loss):.3f}" for at, loss in losses if at == step}) == 1
+    assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
 def test_the_example_of_the_core_runs_as_written(tmp_path, monkeypatch):

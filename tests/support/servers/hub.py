@@ -3,6 +3,7 @@
 import hashlib
 import json
 from dataclasses import dataclass, field
+from urllib.parse import quote
 
 from support.servers.web import Request, Response, Server, ranged
 
@@ -63,8 +64,9 @@ class Hub:
             if path not in repo.commits.get(commit, {}):
                 return _error(404, "EntryNotFound")
             host = request.headers["Host"].replace("127.0.0.1", "localhost")
-            link = f"http://{host}/cdn/{self.generation}/{name}/{commit}/{path}"
-            return Response(302, b"", {"Location": link, "X-Repo-Commit": commit})
+            link = f"http://{host}/cdn/{self.generation}/{name}/{commit}/{quote(path)}"
+            size = str(len(repo.commits[commit][path]))
+            return Response(302, b"", {"Location": link, "X-Repo-Commit": commit, "X-Linked-Size": size})
         return _error(404, "RepoNotFound")
 
     def _api(self, request: Request, name: str, rest: list[str]) -> Response:

@@ -122,6 +122,18 @@ def test_whole_numbers_of_json_lines_stand_in_templates_as_in_the_file(tmp_path,
     assert dataset.take(np.arange(2)).column("n").to_pylist() == [5.0, 0.0]
 
 
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_template_prints_whole_floats_as_pandas_makes_them_of_ids_with_gaps(tmp_path, suffix):
+    table = pa.table({"t": ["a", "b", "c", "d"], "id": [12345678901.0, None, -(2.0**53 - 1), 123456789012.5]})
+    if suffix == "parquet":
+        pq.write_table(table, tmp_path / "a.parquet")
+    else:
+        with pa.ipc.new_file(tmp_path / "a.arrow", table.schema) as writer:
+            writer.write_table(table)
+    expected = ["a 12345678901", "b ", f"c -{2**53 - 1}", "d 1.234567890125e+11"]
+    assert column(opened(tmp_path, ["{t} {id}"]), "{t} {id}") == expected
+
+
 def test_a_template_prints_decimals(tmp_path):
     prices = pa.array(["1.50", "12345678901234.00", None]).cast(pa.decimal128(20, 2))
     pq.write_table(pa.table({"price": prices, "t": ["a", "b", "c"]}), tmp_path / "a.parquet")

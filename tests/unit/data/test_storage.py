@@ -1,6 +1,7 @@
 """Which files a dataset path means."""
 
 import os
+import re
 from pathlib import Path
 
 import fsspec
@@ -184,10 +185,16 @@ def test_a_folder_with_brackets_in_its_name_is_a_folder_also_in_a_pattern(tmp_pa
 
 
 @pytest.mark.parametrize("place", ["local", "memory"])
-@pytest.mark.parametrize("log", ["_delta_log", ".hoodie"])
+@pytest.mark.parametrize(
+    "log",
+    [
+        *("_delta_log/00000.json", ".hoodie/hoodie.properties", "metadata/v3.metadata.json"),
+        "metadata/00001-0b5a4a5c-8f9d-4c1f-9a52-5e5b7c6c1f33.gz.metadata.json",
+    ],
+)
 @pytest.mark.parametrize("below", ["", "web/"])
 def test_the_folder_of_a_table_with_a_log_is_refused_and_a_glob_names_its_files(tmp_path, place, log, below):
-    files = [f"{below}a.parquet", f"{below}{log}/00000.json"]
+    files = [f"{below}a.parquet", f"{below}{log}"]
     root = str(tmp_path / "table") if place == "local" else f"memory://{tmp_path.name}"
     for name in files:
         if place == "memory":
@@ -195,6 +202,15 @@ def test_the_folder_of_a_table_with_a_log_is_refused_and_a_glob_names_its_files(
         else:
             (tmp_path / "table" / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "table" / name).write_bytes(b"x")
-    with pytest.raises(DataError, match=r"it is a table of (Delta Lake|Hudi), whose log .* says which files count"):
+    kind = {"_": "Delta Lake", ".": "Hudi", "m": "Iceberg"}[log[0]]
+    with pytest.raises(
+        DataError, match=rf"it is a table of {kind}, whose log .*{below}{re.escape(log.partition('/')[0])}\)"
+    ):
         list_files(root)
     assert list_files(f"{root}/{below}*.parquet").names == ["a.parquet"]
+
+
+def test_a_folder_called_metadata_with_other_files_is_read(tmp_path):
+    write_shard(tmp_path / "metadata/a.jsonl", ["a"])
+    write_shard(tmp_path / "b.jsonl", ["b"])
+    assert list_files(str(tmp_path)).names == ["b.jsonl", "metadata/a.jsonl"]

@@ -250,6 +250,14 @@ def test_the_split_of_a_dataset_is_found_by_its_files(hub: Hub, shard, other):
         texts("hf://org/name/dev")
 
 
+@pytest.mark.parametrize("log", ["_delta_log/00000.json", "metadata/v1.metadata.json"])
+def test_the_folder_of_a_table_with_a_log_on_the_hub_is_refused(hub: Hub, shard, log):
+    commit(hub, "org/table", {f"web/{log}": b"{}", "web/data/a.parquet": shard})
+    with pytest.raises(DataError, match=r"a table of (Delta Lake|Iceberg), whose log \(web/"):
+        texts("hf://datasets/org/table/web")
+    assert texts("hf://datasets/org/table/web/data/*.parquet") == ROWS
+
+
 @pytest.mark.parametrize(
     ("pattern", "found"),
     [

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pytest
 from PIL import Image as Pillow
 
-from support.vision_data import file_of, image_tokenizer, picture
+from support.vision_data import file_of, image_tokenizer, normalized, picture
 from zephon.errors import PipelineError
 from zephon.ops.chat import TokenizeChat
 from zephon.ops.rows import Rows
 from zephon.tokenizer.tokenizer import load_tokenizer
-from zephon.vision.geometry import VisionSettings
+from zephon.vision.geometry import Grid, VisionSettings
+from zephon.vision.pixels import image_patches
 
 # That of Qwen2.5-VL, without videos.
 TEMPLATE = (
@@ -26,8 +27,49 @@ TEMPLATE = (
     "{% elif 'text' in content %}{{ content['text'] }}{% endif %}{% endfor %}<|im_end|>\n{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# That of Qwen3-VL, without tools and videos.
+TEMPLATE_3 = """
+{%- if messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages[0].content is string %}{{- messages[0].content }}{%- else %}
+        {%- for content in messages[0].content %}
+            {%- if 'text' in content %}{{- content.text }}{%- endif %}
+        {%- endfor %}
+    {%- endif %}
+    {{- '<|im_end|>\\n' }}
+{%- endif %}
+{%- set image_count = namespace(value=0) %}
+{%- for message in messages %}
+    {%- if message.role == "user" or message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {%- if message.content is string %}{{- message.content }}{%- else %}
+            {%- for content in message.content %}
+                {%- if content.type == 'image' or 'image' in content or 'image_url' in content %}
+                    {%- set image_count.value = image_count.value + 1 %}
+                    {%- if add_vision_id %}Picture {{ image_count.value }}: {% endif -%}
+                    <|vision_start|><|image_pad|><|vision_end|>
+                {%- elif 'text' in content %}
+                    {{- content.text }}
+                {%- endif %}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
 A, B = (file_of(picture(width, height, seed=width)) for width, height in [(90, 60), (200, 130)])
 VISION = VisionSettings(patch_size=14, min_pixels=28 * 28, max_pixels=14 * 14 * 64)
+CLIP = {"mean": (0.48145466, 0.4578275, 0.40821073), "std": (0.26862954, 0.26130258, 0.27577711)}
+OF_14 = VisionSettings(patch_size=14, min_pixels=28 * 28, max_pixels=14 * 14 * 64, **CLIP)
+OF_16 = VisionSettings(patch_size=16, min_pixels=32 * 32, max_pixels=16 * 16 * 64)
+PROCESSORS = {
+    "Qwen2VLProcessor": (TEMPLATE, OF_14, "Qwen2VLVideoProcessor"),
+    "Qwen2_5_VLProcessor": (TEMPLATE, OF_14, "Qwen2VLVideoProcessor"),
+    "Qwen3VLProcessor": (TEMPLATE_3, OF_16, "Qwen3VLVideoProcessor"),
+}
 
 
 @pytest.fixture(scope="module")
@@ -64,27 +106,60 @@ TALKS = [
 ]
 
 
-def test_tokens_are_those_of_the_processor_of_transformers(folder):
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_tokens_and_pixels_are_those_of_the_processors_of_transformers(folder, name):
     transformers = pytest.importorskip("transformers")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    size = {"shortest_edge": VISION.min_pixels, "longest_edge": VISION.max_pixels}
-    processor = transformers.Qwen2VLImageProcessor(patch_size=14, merge_size=2, size=size)
+    template, vision, videos = PROCESSORS[name]
+    processor = getattr(transformers, name)(
+        transformers.Qwen2VLImageProcessor(
+            patch_size=vision.patch_size,
+            merge_size=vision.merge_size,
+            temporal_patch_size=vision.temporal_patch_size,
+            size={"shortest_edge": vision.min_pixels, "longest_edge": vision.max_pixels},
+            image_mean=list(vision.mean),
+            image_std=list(vision.std),
+        ),
+        transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json")),
+        getattr(transformers, videos)(),
+        chat_template=template,
+    )
     table = {"messages": [messages for messages, _ in TALKS], "images": [images for _, images in TALKS]}
-    found, documents, _, _ = encoded(folder, table)
-    for (messages, images), tokens in zip(TALKS, found, strict=True):
-        text = tokenizer.apply_chat_template(
-            [{**m, "content": [{k: v for k, v in p.items() if v is not None} for p in m["content"]]} for m in messages],
-            chat_template=TEMPLATE,
-            tokenize=False,
+    found, documents, _, _ = encoded(folder, table, vision=vision, chat_template=template)
+    pictures = documents.images
+    for n, ((messages, images), tokens) in enumerate(zip(TALKS, found, strict=True)):
+        files = iter(images)
+        theirs = processor.apply_chat_template(
+            [
+                {
+                    "role": message["role"],
+                    "content": [
+                        {"type": "image", "image": Pillow.open(BytesIO(next(files)))}
+                        if part["type"] == "image"
+                        else {"type": "text", "text": part["text"]}
+                        for part in message["content"]
+                    ],
+                }
+                for message in messages
+            ],
+            tokenize=True,
+            return_dict=True,
+            return_tensors="pt",
         )
-        pictures = [Pillow.open(BytesIO(file)) for file in images]
-        grids = processor(images=pictures, return_tensors="pt")["image_grid_thw"].tolist() if images else []
-        for _, high, wide in grids:  # as Qwen2VLProcessor does it
-            text = text.replace("<|image_pad|>", "<|placeholder|>" * (high * wide // 4), 1)
-        expected = tokenizer(text.replace("<|placeholder|>", "<|image_pad|>"), add_special_tokens=False)["input_ids"]
-        assert tokens.tolist() == expected
-    assert documents.images.offsets.tolist() == [0, 3, 3]
-    assert documents.images.files.to_pylist() == [A, B, A]
+        assert tokens.tolist() == theirs["input_ids"][0].tolist()
+        own = range(*pictures.offsets[n : n + 2].tolist())
+        grids = [pictures.grids[i].tolist() for i in own]
+        assert [[1, *grid[:2]] for grid in grids] == (theirs["image_grid_thw"].tolist() if images else [])
+        for grid, file, values in zip(
+            grids,
+            images,
+            theirs["pixel_values"].split([grid[0] * grid[1] for grid in grids]) if images else [],
+            strict=True,
+        ):
+            ours = normalized(image_patches(file, Grid(*grid), vision), vision)
+            unit = np.abs(ours - values.numpy()).reshape(len(ours), 3, -1).max(axis=(0, 2)) * 255
+            assert (unit * vision.std <= 1 + 1e-3).all()
+    assert pictures.offsets.tolist() == [0, 3, 3]
+    assert pictures.files.to_pylist() == [A, B, A]
     trained = "".join(load_tokenizer(str(folder)).decode(documents.tokens[documents.loss]))
     assert trained == "a cat<|im_end|>two cats<|im_end|>none<|im_end|>"
 

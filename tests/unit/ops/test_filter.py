@@ -4,11 +4,14 @@ import pickle
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from support.operator_data import applied, finished, numbered, source_of, texts_of
 from zephon import DataError, DataRecipe, Pipeline, PipelineError
+from zephon.io import Dataset
 from zephon.ops.filter import Expression, Filter
+from zephon.work import StaticMixtureWorkSource
 
 BIG = 2**60 + 1
 ROWS = pa.table(
@@ -166,3 +169,27 @@ def test_a_product_that_is_too_large_is_a_fault_of_its_row(tiny_tokenizer):
         texts_of(finished(pipeline, tiny_tokenizer), tiny_tokenizer)
     kept = texts_of(finished(pipeline, tiny_tokenizer, on_error="skip"), tiny_tokenizer, 300)
     assert kept == {f"document {n} of some words" for n in range(400) if n != 333}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+@pytest.mark.parametrize("rest", ["== {}", "!= {}", "> {}", "in [1, {}]", "not in [{}]", "+ 1 == {}"])
+def test_a_whole_number_beyond_those_of_floats_is_not_compared_with_floats(tmp_path, kind, rest):
+    """Ids of JSON lines: a filter for one of them kept its neighbours, too."""
+    ids = [2**53 + n for n in range(8)]
+    for name, kept in (("id", 2**53 + 1), ("-id", -(2**53) - 1)):
+        if kind == "jsonl":
+            (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "t{n}", "id": {n}}}\n' for n in ids))
+        else:
+            pq.write_table(
+                pa.table({"text": [f"t{n}" for n in ids], "id": [float(n) for n in ids]}), tmp_path / "a.parquet"
+            )
+        source = StaticMixtureWorkSource([Dataset.from_path("a", tmp_path)])
+        pipeline = Pipeline(source).options(canonical_replicas=1).filter(f"{name} {rest.format(kept)}")
+        with pytest.raises(PipelineError, match=rf"floats, as numbers of JSON lines are, and {kept} is beyond 2\*\*53"):
+            pipeline.pretokenized("id").pack_flat(8).batch(1).explain()
+
+
+def test_floats_are_compared_with_large_floats_and_whole_numbers_with_whole_numbers():
+    table = pa.table({"f": [1e18, 1e19], "n": [2**60, BIG]})
+    for text, kept in (("f == 1e18", [0]), ("f in [1e19]", [1]), (f"n == {BIG}", [1]), ("n + f > 3e18", [1])):
+        assert Expression(text).kept(table, pytest.fail).tolist() == kept

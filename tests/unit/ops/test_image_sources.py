@@ -4,6 +4,7 @@ import json
 import tarfile
 from io import BytesIO
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -131,3 +132,87 @@ def test_json_lines_with_paths_below_a_folder(tmp_path, tokenizer):
     info = [{"image_name": f"x/{n}.jpg", "matched_text_index": at} for n, at in [(1, 1), (0, 0)]]
     (tmp_path / "mmc4.jsonl").write_text(json.dumps({"text_list": ["one", "two"], "image_info": info}) + "\n")
     assert documents_of(tmp_path / "mmc4.jsonl", tokenizer, **keys) == [f"{run(0)}one{run(1)}two<|eos|>"]
+
+
+@pytest.mark.parametrize("kind", ["tar", "store", "file"])
+def test_media_may_lie_in_an_archive_or_a_store(tmp_path, tokenizer, kind, monkeypatch):
+    """The same documents, of pairs and of conversations; what is missing, or outside, is a row that cannot be used."""
+    root = {"tar": "media.tar", "store": "memory://test-media", "file": f"file://{tmp_path}/media"}[kind]
+    names = [f"x/{n}.jpg" for n in range(4)]
+    if kind == "tar":
+        with tarfile.open(tmp_path / "media.tar", "w") as archive:
+            for name, file in zip(names, FILES, strict=True):
+                member = tarfile.TarInfo(name)
+                member.size = len(file)
+                archive.addfile(member, BytesIO(file))
+    for name, file in zip(names, FILES, strict=True):
+        if kind == "store":
+            fsspec.filesystem("memory").pipe(f"/test-media/{name}", file)
+        elif kind == "file":
+            (tmp_path / "media" / "x").mkdir(parents=True, exist_ok=True)
+            (tmp_path / "media" / name).write_bytes(file)
+    rows = [{"image": name, "text": text} for name, text in zip(names, TEXTS, strict=True)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    monkeypatch.chdir(tmp_path)
+    assert documents_of(tmp_path / "pairs.jsonl", tokenizer, media_root=root) == PAIRS
+    asks = [{"type": "image", "path": names[1]}, {"type": "text", "text": "?"}]
+    talk = [{"role": "user", "content": asks}, {"role": "assistant", "content": "a thing"}]
+    (tmp_path / "talks.jsonl").write_text(json.dumps({"messages": talk}) + "\n")
+    template = "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    template += "{% if part.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ part.text }}"
+    (tmp_path / "template.jinja").write_text(template + "{% endif %}{% endfor %}{% endif %}{% endfor %}")
+    keys = {"documents": "chat", "images_field": "auto", "chat_template": str(tmp_path / "template.jinja")}
+    keys |= {"chat_loss": "all", "media_root": root}
+    assert documents_of(tmp_path / "talks.jsonl", tokenizer, **keys)[0].startswith(f"{run(1)}?a thing")
+    for bad in ("x/none.jpg", "../pairs.jsonl", "https://example.com/a.jpg"):
+        (tmp_path / "bad.jsonl").write_text(json.dumps({"image": bad, "text": "a"}) + "\n")
+        with pytest.raises(DataError, match=r"cannot use any of the 1 rows"):
+            documents_of(tmp_path / "bad.jsonl", tokenizer, media_root=root)
+
+
+def test_blocks_of_rows_that_name_files_are_as_large_as_their_files(tmp_path, tokenizer):
+    """A row of a hundred bytes may name a picture of a megabyte."""
+    (tmp_path / "media").mkdir()
+    large = file_of(picture(640, 480), "PNG")
+    (tmp_path / "media" / "a.png").write_bytes(large)
+    (tmp_path / "pairs.jsonl").write_text(
+        "".join(json.dumps({"image": "a.png", "text": "x"}) + "\n" for _ in range(30))
+    )
+    source = {"name": "data", "path": str(tmp_path / "pairs.jsonl"), "media_root": str(tmp_path / "media")}
+    recipe = DataRecipe.from_dict({"documents": "images", "sources": [source], "canonical_replicas": 1})
+    pipeline = Pipeline.from_recipe(
+        recipe, tokenizer=tokenizer, seq_len=512, microbatch_size=1, vision=VisionSettings()
+    )
+    plan = pipeline.compiled.plan
+    assert len(large) < plan.row_bytes[0] < len(large) + 1000
+    assert plan.record_bytes > len(large)
+
+
+def test_media_may_move_and_are_not_in_the_fingerprint(tmp_path, tokenizer):
+    """A restore does not notice files that have changed; digests do."""
+    (tmp_path / "media").mkdir()
+    rows = [{"image": f"{n}.jpg", "text": text} for n, text in enumerate(TEXTS)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for n, file in enumerate(FILES):
+        (tmp_path / "media" / f"{n}.jpg").write_bytes(file)
+
+    def pipeline(root):
+        source = {"name": "data", "path": str(tmp_path / "pairs.jsonl"), "media_root": str(tmp_path / root)}
+        recipe = DataRecipe.from_dict({"documents": "images", "sources": [source], "canonical_replicas": 1})
+        options = {"seq_len": 64, "microbatch_size": 4, "runner": "inline", "vision": VisionSettings(min_pixels=1)}
+        return Pipeline.from_recipe(recipe, tokenizer=tokenizer, **options)
+
+    one = pipeline("media")
+    batches = iter(one)
+    next(batches)
+    state, expected = one.checkpoint(), next(batches).digests
+    (tmp_path / "media").rename(tmp_path / "moved")
+    moved = pipeline("moved")
+    moved.restore(state)
+    assert next(iter(moved)).digests == expected
+    (tmp_path / "moved" / "0.jpg").write_bytes(file_of(picture(64, 32, seed=99)))
+    changed = pipeline("moved")
+    changed.restore(state)
+    assert next(iter(changed)).digests != expected
+    for each in (one, moved, changed):
+        each.close()

@@ -73,7 +73,7 @@ def test_rows_that_cannot_be_used(folder, tmp_path, monkeypatch):
     assert "cannot be read (No such file or directory)" in reasons[1]
     assert "expected bytes, a struct with bytes or path, or a path" in reasons[2]
     for root in (tmp_path / "none", tmp_path / "secret.jpg"):
-        with pytest.raises(PipelineError, match=f"media_root is {root}; expected an existing folder"):
+        with pytest.raises(PipelineError, match=f"media_root is {root}; expected an existing folder, a tar archive"):
             encoded(folder, ["x"], ["a.jpg"], media_root=str(root))
     with pytest.raises(RowFailure):
         encoded(folder, ["x"], [b"no image"])

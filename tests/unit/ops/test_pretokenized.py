@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from zephon import DataError, Pipeline, PipelineError
+from zephon import CheckpointError, DataError, Pipeline, PipelineError
 from zephon.io import Dataset
 from zephon.ops.pretokenized import Pretokenized
 from zephon.ops.rows import Rows
@@ -233,3 +233,23 @@ def test_a_mask_that_is_named_leaves_others_to_the_user():
     columns = {"input_ids": [10, 11, 12], "labels": [10, 11, 12], "loss_mask": [0, 1, 1], "attention_mask": [1, 0, 1]}
     table = Dataset.from_table("a", pa.Table.from_pylist([columns] * 40))
     streamed(table, loss="attention_mask")
+
+
+def test_a_run_from_before_the_attention_mask_was_read_goes_on_where_it_is_left_out():
+    columns = {"input_ids": [[n, n + 1, n + 2] for n in range(40)], "attention_mask": [[1, 1, 1]] * 40}
+
+    def pipeline(**options):
+        source = StaticMixtureWorkSource([Dataset.from_dict("a", columns)], seed=1)
+        ids = Pipeline(source).options(runner="inline", canonical_replicas=2, global_batch=2).pretokenized(**options)
+        return ids.pack_flat(8).batch(2)
+
+    run = pipeline(ignored=["attention_mask"])
+    batches = iter(run)
+    next(batches)
+    state = run.checkpoint()
+    assert state["fingerprint"]["dataset a"]["content"] == "c1a1367b47df7737"  # what earlier versions wrote without it
+    with pytest.raises(CheckpointError, match="dataset a: content was 'c1a1367b47df7737', is '8175e0f10db9bd8a'"):
+        pipeline().restore(state)
+    resumed = pipeline(ignored=["attention_mask"])
+    resumed.restore(state)
+    assert next(iter(resumed)).tokens.tolist() == next(batches).tokens.tolist()

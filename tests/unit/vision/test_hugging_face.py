@@ -7,12 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
-from support.vision_data import file_of, image_tokenizer, picture
+from support.vision_data import file_of, image_tokenizer, normalized, picture
 from zephon import Pipeline
 from zephon.io import Dataset
 from zephon.vision.geometry import VisionSettings
 from zephon.vision.headers import read_header
-from zephon.vision.pixels import image_patches, normalized
+from zephon.vision.pixels import image_patches
 from zephon.work import StaticMixtureWorkSource
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def test_images_are_those_of_transformers_within_one_unit(settings, kind):
     grids = [settings.grid(header.width, header.height) for header in headers]
     assert theirs["image_grid_thw"].tolist() == [[1, grid.height, grid.width] for grid in grids]
     patches = [image_patches(file, grid, settings) for file, grid in zip(files, grids, strict=True)]
-    ours = normalized(np.concatenate(patches), settings)
+    ours = torch.from_numpy(normalized(np.concatenate(patches), settings))
     assert ours.shape == theirs["pixel_values"].shape
     unit = (ours - theirs["pixel_values"]).abs().reshape(len(ours), 3, -1).amax(dim=(0, 2)) * 255
     assert (unit.numpy() * settings.std <= 1 + 1e-3).all()

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from support.vision_data import file_of, picture
+from support.vision_data import file_of, normalized, picture
 from zephon.errors import PipelineError
 from zephon.vision.geometry import VisionSettings
 from zephon.vision.headers import BadImage, read_header
-from zephon.vision.pixels import image_patches, normalized
+from zephon.vision.pixels import image_patches
 
 QWEN = VisionSettings(min_pixels=4096, max_pixels=65_536)
 KIMI = VisionSettings(
@@ -66,7 +66,7 @@ def test_patches_are_those_of_torchtitan(settings, size, kind, mode, options):
     patches, grid_thw = of_torchtitan(data, settings)
     grid = grid_of(data, settings)
     assert grid_thw.tolist() == [1, grid.height, grid.width]
-    assert np.array_equal(normalized(image_patches(data, grid, settings), settings).numpy(), patches.numpy())
+    assert np.array_equal(normalized(image_patches(data, grid, settings), settings), patches.numpy())
 
 
 @pytest.mark.frameworks
@@ -153,7 +153,7 @@ def test_workers_start_no_threads_of_torch():
 @pytest.mark.parametrize("patches", [0, 1, 128, 300])
 def test_normalizing_in_parts_gives_the_same_values(settings, patches):
     values = np.random.default_rng(0).integers(0, 256, (patches, settings.pixels_per_patch), dtype=np.uint8)
-    whole = normalized(values, settings).numpy()
-    each = [normalized(values[n : n + 1], settings).numpy() for n in range(patches)]
+    whole = normalized(values, settings)
+    each = [normalized(values[n : n + 1], settings) for n in range(patches)]
     assert whole.shape == (patches, settings.patch_dim)
     assert np.array_equal(whole, np.concatenate([np.zeros((0, settings.patch_dim), dtype=np.float32), *each]))

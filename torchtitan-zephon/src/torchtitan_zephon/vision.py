@@ -1,12 +1,14 @@
 """Images: what TorchTitan's configs say of them, in terms of Zephon.
 
-`dataloader.vision` is the config of TorchTitan's own multimodal loader (`MMDataLoader.Config`), whose place
-`ZephonDataLoader` takes, or the `VisionSettings` of Zephon. The tokens are those of the trainer's tokenizer.
+`dataloader.vision` is the config of TorchTitan's own multimodal loader, whose place `ZephonDataLoader` takes
+(`MMDataLoader.Config`, on the main branch `GrainDataLoader.Config`), or the `VisionSettings` of Zephon. The tokens are
+those of the trainer's tokenizer.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from types import SimpleNamespace
 from typing import Any, Literal
 
 from zephon import DataRecipe, PipelineError
@@ -46,9 +48,10 @@ class VisionForm:
         """The form for a config; None where it has no images."""
         if vision is None:
             return None
+        stock = _stock(vision)
         return VisionForm(
             {f"{name}_id": int(_of_tokenizer(tokenizer, f"{name}_id")) for name in _TOKENS},
-            bool(getattr(vision, "build_mrope_positions", False)),
+            bool(getattr(stock, "build_mrope_positions", False)),
         )
 
 
@@ -75,7 +78,7 @@ def check_images(
             "batch is of text alone runs no vision encoder, and the others wait for it. Set always_image = true in the "
             "recipe."
         )
-    most = getattr(vision, "max_images_per_batch", None)
+    most = getattr(_stock(vision), "max_images_per_batch", None)
     tokens = settings.fewest_patches // settings.merge_size**2
     tokens += sum(map(bool, (settings.vision_start_token, settings.vision_end_token)))
     if most is not None and records * min(recipe.max_images or seq_len, seq_len // tokens + 1) > most:
@@ -101,7 +104,7 @@ def vision_settings(vision: Any, tokenizer: Any, model: Any = None) -> VisionSet
         return None
     tokens = {f"{name}_token": _of_tokenizer(tokenizer, f"{name}_token") for name in _TOKENS}
     tokens = {name: tokens[name] for name in ("image_token", "vision_start_token", "vision_end_token")}
-    settings = replace(vision, **tokens) if isinstance(vision, VisionSettings) else _settings_of(vision, tokens)
+    settings = replace(vision, **tokens) if isinstance(vision, VisionSettings) else _settings_of(_stock(vision), tokens)
     encoder = getattr(model, "vision_encoder", None)
     for name, names in _OF_ENCODER.items():
         value = next((getattr(encoder, each) for each in names if hasattr(encoder, each)), None)
@@ -112,6 +115,18 @@ def vision_settings(vision: Any, tokenizer: Any, model: Any = None) -> VisionSet
                 "encoder."
             )
     return settings
+
+
+def _stock(vision: Any) -> Any:
+    """The settings of TorchTitan's own loader, which its main branch has in two places: processor and collator."""
+    collator, dataset = getattr(vision, "collator", None), getattr(vision, "dataset", None)
+    while dataset is not None and not hasattr(dataset, "processor"):
+        dataset = getattr(dataset, "dataset", None)  # of a config that packs
+    if collator is None or dataset is None:
+        return vision
+    return SimpleNamespace(
+        **{each.name: getattr(part, each.name) for part in (dataset.processor, collator) for each in fields(part)}
+    )
 
 
 def _settings_of(stock: Any, tokens: dict[str, Any]) -> VisionSettings:

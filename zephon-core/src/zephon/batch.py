@@ -16,7 +16,7 @@ import pyarrow as pa
 from msgspec import Meta
 
 from zephon.columns.arrow import int32_array, int64_array, string_array
-from zephon.columns.images import Images
+from zephon.columns.images import Images, PixelForm, PixelsAhead
 from zephon.columns.records import RecordBlock, positions_from
 from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
@@ -45,7 +45,8 @@ FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid
 @dataclass(frozen=True, slots=True)
 class BatchInfo:
     """What all batches of a run share: datasets and catalogs by index, the EOS of each document, or None, and, where
-    there are images, how the model sees them, their placeholder, and whether digests are over their pixels too."""
+    there are images, how the model sees them, their placeholder, whether digests are over their pixels too, and what
+    makes pixels ahead."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
@@ -53,6 +54,7 @@ class BatchInfo:
     vision: VisionSettings | None = None
     image_id: int = -1
     digest_pixels: bool = False
+    pixels_ahead: PixelsAhead | None = None
 
 
 class SampleBatch:
@@ -68,6 +70,7 @@ class SampleBatch:
         self._info = info
         self._sequence_numbers = sequence_numbers
         self._tokens = tokens
+        self._pixels_given = False  # those made ahead, which may have been written to
 
     def __len__(self) -> int:
         return len(self._block)
@@ -297,7 +300,7 @@ class SampleBatch:
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         if self._info.vision is not None:
-            fields |= self._visual(self._info.vision, vision, pixel_dtype)
+            fields |= self._visual(self._info.vision, PixelForm(vision, pixel_dtype))
         renamed = {names.get(name, name): value for name, value in fields.items()}
         if len(renamed) < len(fields):
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
@@ -326,6 +329,7 @@ class SampleBatch:
                 masks.append(block.positions[:, 1:] == 0)
         return functools.reduce(np.logical_or, masks) if masks else None
 
+    @functools.cached_property
     def _grids(self) -> np.ndarray:
         """int32[images, 2]: patches high and wide; DataError where the placeholders are not those of the images."""
         images, vision = self._block.images, self._info.vision
@@ -341,25 +345,26 @@ class SampleBatch:
 
     def _mrope_positions(self, starts: tuple[np.ndarray, np.ndarray], width: int) -> np.ndarray:
         merge = 1 if self._info.vision is None else self._info.vision.merge_size
-        return mrope_positions(self.tokens, starts, self._info.image_id, self._grids() // merge)[:, :, :width]
+        return mrope_positions(self.tokens, starts, self._info.image_id, self._grids // merge)[:, :, :width]
 
-    def _visual(self, vision: VisionSettings, form: str, pixel_dtype: str) -> dict[str, Any]:
+    def _visual(self, vision: VisionSettings, form: PixelForm) -> dict[str, Any]:
         """pixel_values and grid_thw of the images of a batch."""
-        from zephon.vision.pixels import normalized
+        from zephon.vision.pixels import put, values_shape
 
-        images = self._block.images
-        if images is None or images.patches is None:
-            empty = np.zeros((0, vision.pixels_per_patch), dtype=np.uint8)
-            images = Images.none(0).decoded(empty, [])
-        counts = images.patch_counts
-        grids = np.ones((len(counts), 3), dtype=np.int64)
-        grids[:, 1:] = self._grids()
-        assert images.patches is not None
-        values: Any = images.patches if pixel_dtype == "uint8" else normalized(images.patches, vision).numpy()
-        if form == "padded":
-            padded = np.zeros((len(counts), int(counts.max(initial=0)), values.shape[1]), dtype=values.dtype)
-            padded[np.arange(padded.shape[1]) < counts[:, None]] = values
-            values = padded
+        images = self._block.images or Images.none(0)
+        grids = np.ones((len(images.grids), 3), dtype=np.int64)
+        grids[:, 1:] = self._grids
+        values = None if self._pixels_given else images.ready_values(form)
+        if ahead := self._info.pixels_ahead:
+            ahead.form = form
+        if values is None:
+            patches, counts = images.patches or (), images.patch_counts.tolist()
+            values, first = np.empty(values_shape(form, counts, vision), dtype=form.dtype), 0
+            for number, (each, count) in enumerate(zip(patches, counts, strict=True)):
+                put(values, form, number, first, each, vision)
+                first += count
+        else:
+            self._pixels_given = True
         return {"pixel_values": values, "grid_thw": grids}
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import re
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from zephon import __version__
 from zephon.cli.bench import bench
@@ -25,18 +27,20 @@ from zephon.cli.verify import verify
 from zephon.errors import DataError, ZephonError
 
 
-class _Command(TyperCommand):
-    """Refuses stores where a path on this machine is needed: as a `Path` they name a folder below this one."""
+def _local(command: Callable[..., None]) -> Callable[..., None]:
+    """A command that refuses stores where a path on this machine is needed: a `Path` would name a folder below here."""
 
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        rest: list[str] = super().parse_args(ctx, args)
-        for name, value in ctx.params.items():
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        for name, value in values.items():
             if isinstance(value, Path) and re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", str(value)):
                 raise DataError(
                     f"{name.replace('_', '-')} is {str(value).replace(':/', '://', 1)!r}; expected a path on this "
                     "machine, not a store. Name a folder or file here."
                 )
-        return rest
+        command(**values)
+
+    return run
 
 
 class _Group(TyperGroup):
@@ -89,4 +93,4 @@ def _main(
 
 
 for command in (inspect, stream, bench, plan, index, show, verify, report):
-    app.command(command.__name__, cls=_Command)(command)
+    app.command(command.__name__)(_local(command))

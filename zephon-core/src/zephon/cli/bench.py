@@ -57,9 +57,9 @@ def bench(
     vision: Vision = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Measure tokens per second, first batch, memory and stages of a recipe on this machine.
+    """Measure tokens per second, first batch, memory and stages.
 
-    Exits with 1 if that does not feed the model.
+    Exits with 1 if the model takes more tokens than this machine makes.
     """
     wanted = _needed(needed, gpus, per_gpu)
     config = DataRecipe.from_toml(recipe)

@@ -36,7 +36,7 @@ def index(
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", metavar="N", min=1, max=1024, help="Files to scan in parallel.")] = 32,
 ) -> None:
-    """Scan every file of a dataset ahead of training, so that runs start without a scan.
+    """Scan every file of a dataset, so that runs start without a scan.
 
     Runs read the index from their cache folder. It is saved every 20 seconds and at the end; an interrupted scan goes
     on from there.

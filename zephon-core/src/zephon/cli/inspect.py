@@ -70,7 +70,7 @@ def inspect(
     seed: Annotated[int, typer.Option("--seed", metavar="S", min=0, help="Seed of the sample.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object.")] = False,
 ) -> None:
-    """Print what a dataset holds, measured on a sample, and the recipe lines to train on it."""
+    """Print what a dataset holds, from a sample, and a recipe for it."""
     if is_recipe := target.endswith(".toml"):
         if fmt is not None:
             raise PipelineError(f"--fmt does not apply to a recipe, {target}; set fmt in it.")

@@ -91,7 +91,7 @@ def plan(
     canonical_replicas: Lanes = None,
     vision: Vision = None,
 ) -> None:
-    """Draw the shares of each source over a run, and print its passes over each source."""
+    """Draw the share of each source over a run; print its passes."""
     if (tokens is None) == (steps is None):
         raise RecipeError("zephon plan needs the length of the run: pass either --tokens or --steps.")
     config = DataRecipe.from_toml(recipe)

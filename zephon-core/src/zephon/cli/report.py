@@ -68,7 +68,7 @@ def report(
     vision: Vision = None,
     flush_index: FlushIndex = None,
 ) -> None:
-    """Write one page of a run: its sources as planned and as seen, packing, rows left out, waits, and steps to look at.
+    """Write a page of a run: sources, packing, waits, documents of steps.
 
     A recipe gives the documents of steps; without a ledger it is run for --steps steps first.
     """

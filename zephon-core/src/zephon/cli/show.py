@@ -63,7 +63,7 @@ def show(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="A JSON object per record, with the whole text.")] = False,
 ) -> None:
-    """Print what the model saw in a step: documents, where they came from, and their text.
+    """Print what the model saw in a step: documents, origin, text.
 
     Steps count from 1, as trainers log them. With a ledger, rank and microbatch (from 0) are named.
     """

@@ -75,7 +75,7 @@ def stream(
         int | None, typer.Option("--kill-after", min=1, hidden=True, help="Batches until SIGKILL, after --checkpoint.")
     ] = None,
 ) -> None:
-    """Stream training batches, and print speed, mixture and what was left out."""
+    """Stream training batches; print speed, mixture and rows left out."""
     config = DataRecipe.from_toml(recipe)
     if global_batch is not None and global_batch % dp_degree:
         raise TopologyError(

@@ -4,16 +4,70 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
+import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import byte_lengths, int64_array, ragged_take
 
+_KEPT = 2  # pieces of memory that wait for their next use, at most
 
-@dataclass(frozen=True, slots=True)
+
+class PixelForm(NamedTuple):
+    """How a batch gives its pixels; see `SampleBatch.to_training`."""
+
+    layout: Literal["packed", "padded"] = "packed"
+    dtype: Literal["float32", "uint8"] = "float32"
+
+
+class PixelsAhead:
+    """The form that the last batch was asked for, in which workers make the pixels of the next ones, and their memory.
+
+    Memory is used again once nothing refers to it: the pages of a new piece of 100 MB take as long as its values.
+    """
+
+    def __init__(self) -> None:
+        self.form: PixelForm | None = None
+        self._free: list[np.ndarray] = []
+        self._taking = threading.Lock()  # of the thread of a stream that ends, and of the next one's
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PixelsAhead, ()
+
+    def memory(self, shape: Sequence[int], dtype: str) -> np.ndarray:
+        """An array without values."""
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        with self._taking:  # finalizers add at the end alone, at any moment
+            fitting = [n for n, block in enumerate(self._free) if nbytes <= block.nbytes <= 2 * nbytes]
+            block = self._free.pop(fitting[-1]) if fitting else np.empty(nbytes + nbytes // 4, dtype=np.uint8)
+            del self._free[:-_KEPT]
+        whole = np.frombuffer(memoryview(block), dtype=np.uint8)  # a new object, finalized with its last view
+        weakref.finalize(whole, self._free.append, block).atexit = False
+        return whole[:nbytes].view(dtype).reshape(shape)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ReadyPixels:
+    """The pixels of the images of neighbouring records as a trainer takes them.
+
+    Attributes:
+        form: what `values` are.
+        values: [patches, values], or with "padded" [images, most patches, values].
+        images: how many.
+    """
+
+    form: PixelForm
+    values: np.ndarray
+    images: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Images:
     """The images of n documents, or parts of records, in the order of their tokens.
 
@@ -21,15 +75,19 @@ class Images:
         offsets: int64[n + 1], the images of document i being `offsets[i]:offsets[i + 1]`.
         grids: int32[n_images, 4]: patches high and wide, and the pixels high and wide that they are cut from.
         files: the image files, large_binary[n_images].
-        patches: uint8[n_patches, 3 * patch_size**2], those of all images one after the other; None before decoding.
+        patches: of each image uint8[n_patches, 3 * patch_size**2]; None before decoding.
         reasons: string[n_images], why an image is grey, null for those that were decoded; None before decoding.
+        ready: the pixels of these images, and perhaps of others, made ahead; None where they are not.
+        ready_at: the place of the first image among those.
     """
 
     offsets: np.ndarray
     grids: np.ndarray
     files: pa.LargeBinaryArray
-    patches: np.ndarray | None = None
+    patches: tuple[np.ndarray, ...] | None = None
     reasons: pa.StringArray | None = None
+    ready: ReadyPixels | None = field(default=None, repr=False)
+    ready_at: int = 0
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -37,7 +95,7 @@ class Images:
     @property
     def nbytes(self) -> int:
         """Bytes of the files and patches."""
-        return int(byte_lengths(self.files).sum()) + (0 if self.patches is None else self.patches.nbytes)
+        return int(byte_lengths(self.files).sum()) + sum(each.nbytes for each in self.patches or ())
 
     @property
     def documents(self) -> np.ndarray:
@@ -60,17 +118,14 @@ class Images:
     def slice(self, start: int, stop: int) -> Images:
         """Those of documents `start:stop`, as views."""
         low, high = int(self.offsets[start]), int(self.offsets[stop])
-        patches = self.patches
-        if patches is not None:
-            counts = self.patch_counts
-            first = int(counts[:low].sum())
-            patches = patches[first : first + int(counts[low:high].sum())]
         return Images(
             self.offsets[start : stop + 1] - low,
             self.grids[low:high],
             self.files.slice(low, high - low),
-            patches,
+            None if self.patches is None else self.patches[low:high],
             None if self.reasons is None else self.reasons.slice(low, high - low),
+            self.ready,
+            self.ready_at + low,
         )
 
     def take(self, documents: np.ndarray) -> Images:
@@ -78,11 +133,18 @@ class Images:
         items, offsets = ragged_take(self.offsets, documents)
         return Images(offsets, self.grids[items], self.files.take(int64_array(items)))
 
-    def decoded(self, patches: np.ndarray, reasons: Sequence[str | None]) -> Images:
+    def ready_values(self, form: PixelForm) -> np.ndarray | None:
+        """The pixels in that form, if they have been made ahead for just these images."""
+        ready = self.ready
+        if ready is None or (ready.form, ready.images, 0) != (form, len(self.grids), self.ready_at):
+            return None
+        return ready.values
+
+    def decoded(self, patches: Sequence[np.ndarray], reasons: Sequence[str | None]) -> Images:
         """The same with their pixels, and why some are grey."""
         # Files in memory of their own: a slice would keep, and hand to other processes, those of the whole block.
         files = self.files.take(int64_array(np.arange(len(self.files))))
-        return replace(self, files=files, patches=patches, reasons=pa.array(reasons, pa.string()))
+        return replace(self, files=files, patches=tuple(patches), reasons=pa.array(reasons, pa.string()))
 
     def digests(self, *, pixels: bool = False) -> list[bytes]:
         """For each document, the grids as little-endian int32, the SHA-256 of each file and, with `pixels`, that of its
@@ -90,8 +152,7 @@ class Images:
         edges = self.offsets.tolist()
         files = [hashlib.sha256(file).digest() for file in self.files.to_pylist()]
         if pixels and self.patches is not None:
-            each = np.split(self.patches, np.cumsum(self.patch_counts)[:-1])
-            files = [file + hashlib.sha256(patches).digest() for file, patches in zip(files, each, strict=False)]
+            files = [file + hashlib.sha256(patches).digest() for file, patches in zip(files, self.patches, strict=True)]
         grids = self.grids.astype("<i4")
         return [grids[a:b].tobytes() + b"".join(files[a:b]) for a, b in itertools.pairwise(edges)]
 
@@ -109,11 +170,18 @@ class Images:
         some = [part or Images.none(count) for part, count in zip(parts, counts, strict=True)]
         ends = np.cumsum([0, *(part.offsets[-1] for part in some)])
         decoded = [part for part in some if len(part.grids)]
-        has_patches = bool(decoded) and all(part.patches is not None for part in decoded)
+        patches = [part.patches for part in decoded if part.patches is not None]
+        has_patches = bool(decoded) and len(patches) == len(decoded)
+        first = decoded[0] if decoded else some[0]
+        place, follow = first.ready_at, first.ready is not None
+        for part in decoded:
+            follow, place = follow and part.ready is first.ready and part.ready_at == place, place + len(part.grids)
         return Images(
             np.concatenate([[0], *(part.offsets[1:] + end for part, end in zip(some, ends, strict=False))]),
             np.concatenate([part.grids for part in some]),
             pa.concat_arrays([part.files for part in some]),
-            np.concatenate([part.patches for part in decoded]) if has_patches else None,
+            tuple(itertools.chain(*patches)) if has_patches else None,
             pa.concat_arrays([part.reasons for part in decoded]) if has_patches else None,
+            first.ready if follow else None,
+            first.ready_at,
         )

@@ -61,6 +61,11 @@ def number_text(values: pa.Array) -> pa.Array:
     return pc.if_else(whole, digits, text)
 
 
+def text_of(values: pa.Array) -> pa.Array:
+    """What a template prints for each value; ArrowException for types that it cannot print."""
+    return number_text(values) if pa.types.is_float64(values.type) else values.cast(pa.large_string())
+
+
 def is_rounded(values: pa.Array) -> pa.BooleanArray:
     """Which float64 may be those of other whole numbers, of 2**53 or more."""
     return pc.and_(pc.greater_equal(pc.abs(values), 2.0**53), pc.is_finite(values))

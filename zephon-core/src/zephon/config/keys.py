@@ -78,6 +78,10 @@ Location = Annotated[
     str,
     Meta(pattern=r"\S", title="the path of a file or folder, a glob, or the URI of a store", extra={"path": True}),
 ]
+MediaRoot = Annotated[
+    str,
+    Meta(pattern=r"\S", title="a folder, a tar archive, or the URI of a store", extra={"path": True}),
+]
 Folder = Annotated[
     str,
     Meta(

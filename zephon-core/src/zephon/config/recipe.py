@@ -80,7 +80,7 @@ class SourceRecipe(OrderSettings, RowSettings):
 class DataRecipe(CurriculumSettings, RowSettings, RunSettings):
     """The data of a run, and its order; typed, frozen, and checked when built.
 
-    Build it with `from_toml` or `from_dict`. Two recipes are equal when all their keys are.
+    Build it with `from_toml` or `from_dict`. Its fields are the keys of docs/recipe.md; equal keys make equal recipes.
 
     Raises (whichever way it is built): `RecipeError`.
     """

@@ -13,7 +13,7 @@ from zephon.config.keys import (
     MAX_INT64,
     Column,
     Count,
-    Folder,
+    MediaRoot,
     Name,
     Positive,
     Prose,
@@ -113,7 +113,9 @@ class RowSettings:
         "Column of images, or of lists of them; by default, with images, images, image, or jpg, jpeg, png, webp and "
         'gif. Conversations show images where it is set: "auto" for images or image, or images inside the messages.',
     )
-    media_root: Folder | None = key(None, "The folder that paths of images are below.", decides_data=False)
+    media_root: MediaRoot | None = key(
+        None, "The folder, tar archive or prefix of a store that paths of images are below.", decides_data=False
+    )
     messages_field: Column | None = key(
         None, "Column of conversations; by default messages, conversations or conversation."
     )

@@ -24,7 +24,7 @@ from pyarrow import types
 
 from zephon.columns.arrow import int64_array
 from zephon.columns.damage import Damaged, rescued, shown_value
-from zephon.columns.template import fill_in, template_of, text_name
+from zephon.columns.template import fill_in, template_of, text_name, text_of
 from zephon.errors import DataError
 
 
@@ -211,7 +211,7 @@ def sound_table(
             for field in physical_columns([name]):
                 values = sound(text_name(field) if text_name(field) in part.column_names else field)
                 try:
-                    texts[field] = values.cast(pa.large_string())
+                    texts[field] = text_of(values)
                 except (pa.ArrowException, UnicodeDecodeError) as error:
                     raise DataError(
                         f"column '{field}' of '{path}', rows from {at} on, has the type {values.type}, which a text "

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection, Iterable
 from pathlib import PurePosixPath
 from typing import Any, TypeVar
 
-from zephon.data.patterns import HIDDEN, MAGIC, select_names, split_pattern
+from zephon.data.patterns import HIDDEN, MAGIC, select_names, split_pattern, table_of
 from zephon.data.splits import is_visible, readable_files, split_files
 from zephon.data.store import ATTEMPT_SECONDS, Found, Store, StoreFault, check_length
 
@@ -33,14 +33,9 @@ class HubStore(Store):
     """The Hub, by the requests that HfFileSystem makes too. A key is the URL of a file of a commit."""
 
     def list(self, path: str) -> Found:
-        by_path = path.startswith("datasets/")
-        parts = path.removeprefix("datasets/").strip("/").split("/")
-        if len(parts) > 1 and "@" in parts[1] and "refs" in parts[1:3]:  # refs/convert/parquet and refs/pr/N
-            parts[1:4] = ["/".join(parts[1:4])]
-        if len(parts) < 2 or not (by_path or 3 <= len(parts) <= 4):
+        by_path, repo, revision, rest = _parts(path)
+        if not (by_path or 1 <= len(rest) <= 2):
             raise _refused(f"'hf://{path}' names no split; {_USAGE}")
-        name, _, revision = parts[1].partition("@")
-        repo, rest = f"{parts[0]}/{name}", parts[2:]
         commit, configs, files = self._repository(repo, revision or None)
         if by_path:
             chosen = _below(files, "/".join(rest))
@@ -51,6 +46,16 @@ class HubStore(Store):
                 commit, files = self._converted(repo, revision, files)
                 chosen = _converted_files(repo, files, config, split)
         return _found(repo, commit, files, chosen)
+
+    def key_below(self, path: str, name: str) -> str:
+        from huggingface_hub import hf_hub_url
+
+        by_path, repo, revision, rest = _parts(path)
+        if not by_path:
+            raise _refused(f"'hf://{path}' names no folder; write hf://datasets/ORG/NAME[@REVISION]/PATH")
+        endpoint = os.environ.get("HF_ENDPOINT") or None
+        file = "/".join([*rest, name])
+        return hf_hub_url(repo, file, repo_type="dataset", revision=revision or None, endpoint=endpoint)
 
     def ask(self, function: Callable[..., _T], *args: Any, **keywords: Any) -> _T:
         from huggingface_hub import errors
@@ -115,6 +120,17 @@ class HubStore(Store):
         return commit, files
 
 
+def _parts(path: str) -> tuple[bool, str, str, list[str]]:
+    """Whether it names files by their path, the repository, its revision ("" for the newest), and the rest."""
+    parts = path.removeprefix("datasets/").strip("/").split("/")
+    if len(parts) > 1 and "@" in parts[1] and "refs" in parts[1:3]:  # refs/convert/parquet and refs/pr/N
+        parts[1:4] = ["/".join(parts[1:4])]
+    if len(parts) < 2:
+        raise _refused(f"'hf://{path}' names no split; {_USAGE}")
+    name, _, revision = parts[1].partition("@")
+    return path.startswith("datasets/"), f"{parts[0]}/{name}", revision, parts[2:]
+
+
 def _refused(reason: str) -> StoreFault:
     return StoreFault("refused", reason)
 
@@ -140,6 +156,8 @@ def _below(files: Iterable[str], path: str, hidden: str = HIDDEN) -> list[str]:
         return [path]
     folder, pattern = split_pattern(path)
     start = f"{folder}/" if folder else ""
+    if not pattern and (table := table_of(name for name in files if name.startswith(start))):
+        raise _refused(table)
     return [start + name for name in select_names(files, folder, pattern, hidden)]
 
 

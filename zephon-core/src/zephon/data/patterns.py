@@ -12,17 +12,18 @@ from fnmatch import fnmatchcase
 
 MAGIC = re.compile(r"[*?\[]")
 HIDDEN = "._"
-_LOGS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi"}
+_LOGS = {"_delta_log": "Delta Lake", ".hoodie": "Hudi", "metadata": "Iceberg"}
+_ICEBERG = r"metadata(?=/(?:v[0-9]+|[0-9]{5,}-[0-9a-f-]{36})(?:\.gz)?\.metadata\.json(?:\.gz)?$)"
+_LOG = re.compile(rf"(?:^|/)(_delta_log|\.hoodie|{_ICEBERG})(?:/|$)")
 
 
-def table_of(folders: Iterable[str]) -> str:
-    """Why a folder with these below it cannot be read as files: the log of a table lies there; else ""."""
-    for folder in folders:
-        if (name := folder.rpartition("/")[2]) in _LOGS:
-            return (
-                f"it is a table of {_LOGS[name]}, whose log ({folder}) says which files count, beside older versions "
-                "of rows; export it to plain files, or name the files that count with a glob such as *.parquet"
-            )
+def table_of(names: Iterable[str]) -> str:
+    """Why a folder with these below it, files or folders, cannot be read: the log of a table lies there; else ""."""
+    for log in filter(None, map(_LOG.search, names)):
+        return (
+            f"it is a table of {_LOGS[log[1]]}, whose log ({log.string[: log.end(1)]}) says which files count, beside "
+            "older versions of rows; export it to plain files, or name those that count with a glob such as *.parquet"
+        )
     return ""
 
 

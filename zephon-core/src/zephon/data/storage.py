@@ -396,9 +396,9 @@ def _walk(root: str, pattern: str) -> dict[str, tuple[int, int]]:
                 after = wanted.step(states, entry.name)
                 name = os.path.join(folder, entry.name)
                 file = (identity.st_dev, identity.st_ino, entry.name)
+                if not pattern and (table := table_of([name])):
+                    raise DataError(f"'{path}' cannot be read: {table}")
                 if not after:
-                    if not pattern and (table := table_of([name])):
-                        raise DataError(f"'{path}' cannot be read: {table}")
                     continue
                 if entry.is_dir():
                     (links if entry.is_symlink() else folders).append((name, after))

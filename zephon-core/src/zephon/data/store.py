@@ -107,7 +107,7 @@ class Store:
         folder, pattern = split_pattern(key)
         found = {key: (size, version) for key, size, version in self._find(folder)}
         start = f"{folder}/" if folder else ""
-        if not pattern and (table := table_of({key.rpartition("/")[0] for key in found})):
+        if not pattern and (table := table_of(found)):
             raise StoreFault("refused", table)
         names = select_names(found, folder, pattern)
         return Found(self._uri(folder), [(name, *found[start + name], start + name) for name in names])
@@ -119,6 +119,12 @@ class Store:
     def get(self, key: str, start: int, length: int, version: str, size: int) -> Any:
         """A buffer of exactly `length` bytes from `start` of the object whose version and size are those given."""
         raise NotImplementedError
+
+    def key_below(self, path: str, name: str) -> str:
+        """The key of one file by its name below a folder, which is what follows ``scheme://``."""
+        if self.scheme in ("http", "https"):
+            return f"{self.scheme}://{path.rstrip('/')}/{name}"
+        return self._key(f"{path.rstrip('/')}/{name}")
 
     def renew(self) -> None:
         """Forget connections and credentials, so that the next request takes fresh ones."""

@@ -7,24 +7,28 @@ import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.faults import RowFault
-from zephon.columns.images import Images
+from zephon.columns.images import Images, PixelsAhead, ReadyPixels
 from zephon.columns.records import PER_SPAN, RecordBlock
+from zephon.config.keys import MAX_INT64
 from zephon.config.options import FaultPolicy
 from zephon.engine.runners import Pending, Runner
 from zephon.errors import DataError
+from zephon.ops.pack import PackFlat
 from zephon.vision.geometry import Grid, VisionSettings
 from zephon.vision.headers import BadImage
-from zephon.vision.pixels import grey_patches, image_patches
+from zephon.vision.pixels import decoding_bytes, grey_patches, image_patches, put, values_shape
 
 OPERATOR = "tokenize_images"
 JUDGED = 1000  # images of a lane
+_AHEAD = 16  # microbatches whose pixels may be ready or in the making, or
+_OF_WORKER = 4  # records for each worker, if that is more: an actor of Ray has two at a time
 _LOGGED = 10
 # One grey pixel.
 _GREY_PNG = bytes.fromhex(
@@ -43,9 +47,13 @@ class PixelStage:
         names: of the datasets.
         locate: shard and row within it, of a row of a dataset given by number.
         faults: the fate of images that cannot be decoded.
-        lookahead_bytes: patches that may be decoded or under way beyond the next record.
+        lookahead_bytes: pixels that may be ready or in the making, beyond a record for each worker; tiny ones are
+            bounded by `_AHEAD`.
         placeholders: the tokens of an image of one token, which records without images show in their padding; empty
             where they show nothing.
+        workers: how many decode.
+        batch: records of a microbatch, whose pixels are made side by side in one piece of memory.
+        wanted: the form that they are made in; this process alone knows it.
         elsewhere: `decoded` in another process; None where this one decodes.
     """
 
@@ -55,6 +63,9 @@ class PixelStage:
     faults: FaultPolicy
     lookahead_bytes: int
     placeholders: tuple[int, ...] = ()
+    workers: int = 1
+    batch: int = 1
+    wanted: PixelsAhead = field(default_factory=PixelsAhead)
     elsewhere: Callable[[RecordBlock], RecordBlock] | None = None
 
     @property
@@ -66,17 +77,38 @@ class PixelStage:
         """Whether an image is that of always_image."""
         return bool(self.placeholders) and images.files[image].as_py() == _GREY_PNG
 
+    def memory_bytes(self, pack: PackFlat) -> tuple[int, int]:
+        """Most bytes of pixels, as float32 and packed, that are ready or in the making, and of pictures in decoding."""
+        patches = min(pack.max_patches or MAX_INT64, pack.record_length * self.vision.merge_size**2)
+        record = patches * (self.vision.pixels_per_patch + 4 * self.vision.patch_dim)
+        # Beside the look-ahead a microbatch that is begun, one that is given out, and memory for two to come.
+        return max(self.lookahead_bytes, self.workers * record) + 4 * self.batch * record, decoding_bytes(self.workers)
+
+    def filled(self, record: RecordBlock) -> RecordBlock:
+        """A record with the image of `placeholders` where it has none and should show one."""
+        shows = not self.placeholders or (record.images is not None and len(record.images.grids))
+        return record if shows else self._with_grey_image(record)
+
+    def made(self, record: RecordBlock, ready: ReadyPixels | None, at: tuple[int, int]) -> RecordBlock:
+        """A record with its pixels, which are put into `ready` as well, behind so many images and patches."""
+        record = (self.elsewhere or self.decoded)(record)
+        images, first = record.images, at[1]
+        if images is None or ready is None:
+            return record
+        for n, patches in enumerate(images.patches or ()):
+            put(ready.values, ready.form, at[0] + n, first, patches, self.vision)
+            first += len(patches)
+        return replace(record, images=replace(images, ready=ready, ready_at=at[0]))
+
     def decoded(self, record: RecordBlock) -> RecordBlock:
         """A record with its pixels.
 
         An image that cannot be decoded is grey, and no label of its document is trained on.
         """
-        if self.placeholders and (record.images is None or not len(record.images.grids)):
-            record = self._with_grey_image(record)
         images = record.images
         if images is None:
             return record
-        patches, reasons = [], list[str | None]()
+        patches, reasons = list[np.ndarray](), list[str | None]()
         for file, sizes in zip(images.files.to_pylist(), images.grids.tolist(), strict=True):
             grid = Grid(*sizes)
             try:
@@ -85,8 +117,7 @@ class PixelStage:
             except BadImage as error:
                 patches.append(grey_patches(grid, self.vision))
                 reasons.append(str(error))
-        pixels = np.concatenate([np.zeros((0, self.vision.pixels_per_patch), dtype=np.uint8), *patches])
-        record = replace(record, images=images.decoded(pixels, reasons))
+        record = replace(record, images=images.decoded(patches, reasons))
         if any(reasons):
             record.loss = self._without_grey(record)
         return record
@@ -125,20 +156,37 @@ class PixelStage:
     def ahead(self, blocks: Iterator[RecordBlock], runner: Runner) -> Iterator[RecordBlock]:
         """The records of `blocks`, one at a time, with their pixels."""
         waiting: deque[tuple[Pending, int]] = deque()
-        under_way = 0
-        for block in blocks:
-            for n in range(len(block)):
-                record = block.slice(n, n + 1)
-                patches = 0 if record.images is None else int(record.images.patch_counts.sum())
-                decoded = runner.submit("vision", self.elsewhere or self.decoded, record)
-                waiting.append((decoded, patches * self.vision.pixels_per_patch))
-                under_way += waiting[-1][1]
-                while waiting and (under_way > self.lookahead_bytes or waiting[0][0].done()):
+        under_way, most = 0, max(_OF_WORKER * self.workers, _AHEAD * self.batch)
+        records = (self.filled(block.slice(n, n + 1)) for block in blocks for n in range(len(block)))
+        while batch := list(itertools.islice(records, self.batch)):
+            for job, of_job in self._jobs(batch):
+                waiting.append((runner.submit("vision", self.made, *job), of_job))
+                under_way += of_job
+                # Nothing is stored up before it is known in which form. At most one for one while there is room, so
+                # that a slow consumer finds as many ready as there may be.
+                room = 0 if self.wanted.form is None else self.lookahead_bytes
+                is_due = waiting[0][0].done()
+                while is_due or len(waiting) > (self.workers if under_way > room else most):
                     pending, nbytes = waiting.popleft()
                     under_way -= nbytes
+                    is_due = False
                     yield pending.result()
         for pending, _ in waiting:
             yield pending.result()
+
+    def _jobs(self, batch: Sequence[RecordBlock]) -> Iterator[tuple[tuple[Any, ...], int]]:
+        """The arguments of `made` for each record of a microbatch, and bytes of its pixels."""
+        counts = [[] if each.images is None else each.images.patch_counts.tolist() for each in batch]
+        of_all, form = [count for some in counts for count in some], self.wanted.form
+        ready = None
+        if form is not None and of_all:
+            memory = self.wanted.memory(values_shape(form, of_all, self.vision), form.dtype)
+            ready = ReadyPixels(form, memory, len(of_all))
+        shared = 0 if ready is None else ready.values.nbytes // len(batch)
+        images = patches = 0
+        for record, own in zip(batch, counts, strict=True):
+            yield (record, ready, (images, patches)), sum(own) * self.vision.pixels_per_patch + shared
+            images, patches = images + len(own), patches + sum(own)
 
 
 class ImageBudget:

@@ -277,7 +277,8 @@ class Plan:
         block = RecordBlock.filler(count, self.pack.record_length, self.pad_token)
         if self.pixels is None:
             return block
-        return RecordBlock.concat([self.pixels.decoded(block.slice(n, n + 1)) for n in range(count)])
+        records = [self.pixels.filled(block.slice(n, n + 1)) for n in range(count)]
+        return RecordBlock.concat([self.pixels.decoded(record) for record in records])
 
     @property
     def stretch(self) -> int:

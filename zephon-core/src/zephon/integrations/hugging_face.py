@@ -20,6 +20,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import Trainer
 
 from zephon import CheckpointError, DataRecipe, PipelineError, SampleBatch, TopologyError
@@ -31,6 +32,8 @@ STATE_NAME = "zephon_state.json"
 """The file with the state of the data in a checkpoint."""
 
 _TRAINER_STATE = "trainer_state.json"  # what the Trainer writes last
+_OF_DATASETS = ("assistant_only_loss", "completion_only_loss", "padding_free", "formatting_func", "data_collator")
+"""What would decide how a dataset is learnt; of a recipe its own keys do."""
 _Recipe = DataRecipe | str | os.PathLike[str]
 _log = logging.getLogger("zephon")
 
@@ -74,10 +77,16 @@ class ZephonMixin:
         options: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("train_dataset") is not None:
-            raise PipelineError(
-                "train_dataset and recipe are both given; expected one of them. Leave out train_dataset."
-            )
+        for theirs, ours, given in (("train_dataset", "recipe", recipe), ("eval_dataset", "eval_recipe", eval_recipe)):
+            if kwargs.get(theirs) is not None and given is not None:
+                raise PipelineError(f"{theirs} and {ours} are both given; expected one of them. Leave out {theirs}.")
+        config = kwargs.get("args", args[1] if len(args) > 1 else None)
+        for name in _OF_DATASETS:
+            if getattr(config, name, None) or (kwargs.get(name) and not kwargs.get("eval_dataset")):
+                raise PipelineError(
+                    f"{name} is given, which has no effect on the data of a recipe; expected it left out. Keys of the "
+                    "recipe say what is packed and learnt, and how: chat_loss, pack_mode, pack_algorithm."
+                )
         kwargs["train_dataset"] = _placeholder()
         several = isinstance(eval_recipe, Mapping)
         self._evaluations: dict[str, Any] = dict(eval_recipe) if several else {"": eval_recipe}  # type: ignore[arg-type]
@@ -97,7 +106,10 @@ class ZephonMixin:
         self._allow_changes, self._ranks = allow_changes, ranks
         self._options = {**(options or {}), **({"ledger": os.fspath(ledger)} if ledger else {})}
         self._state: dict[str, Any] | None = None
+        self._folder: str | os.PathLike[str] = ""  # that it is from
         self._eval_loaders: dict[str, EvaluationLoader] = {}
+        self._taken: set[str] = set()  # arguments of the model's forward
+        self._checked = False
         length = getattr(trainer.args, "max_length", None) if seq_len is None else seq_len
         if length is None:
             raise PipelineError("seq_len is missing; expected the number of tokens of a record.")
@@ -108,10 +120,15 @@ class ZephonMixin:
             raise PipelineError("processing_class is missing; expected the tokenizer of the model.")
         check_tokenizer(
             self._tokenizer_of_data,
-            model_vocab_size=getattr(trainer.model.get_input_embeddings(), "num_embeddings", None),
+            model_vocab_size=_rows_of_embedding(trainer.model),
             special={},
             remedy="Use the tokenizer that belongs to the model, or resize its embeddings.",
         )
+        places = getattr(getattr(trainer.model, "config", None), "max_position_embeddings", None) or self._seq_len
+        if places < self._seq_len:
+            _log.warning(
+                "seq_len is %d, and the model has %d positions (max_position_embeddings)", self._seq_len, places
+            )
         self._accumulation = trainer.args.gradient_accumulation_steps
         # Else the Trainer would iterate over all batches before the checkpoint.
         trainer.args.ignore_data_skip = True
@@ -124,11 +141,10 @@ class ZephonMixin:
         """
         trainer: Any = self
         if resume_from_checkpoint is True:
-            folder = on_first_rank(lambda: _last_checkpoint(trainer.args.output_dir))
-            resume_from_checkpoint = folder or True  # which the Trainer refuses
+            resume_from_checkpoint = on_first_rank(lambda: _last_checkpoint(trainer.args.output_dir))
         self._state = None
         if isinstance(resume_from_checkpoint, str | os.PathLike):
-            folder = resume_from_checkpoint
+            folder = self._folder = resume_from_checkpoint
             self._state = on_all_ranks(lambda: read_state(folder))
         try:
             return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)  # type: ignore[misc]
@@ -153,7 +169,10 @@ class ZephonMixin:
             self.job_loader.close()
         ranks = self._data_parallel()
         microbatch = trainer._train_batch_size
-        self.job_loader = JobLoader(
+        if args.eval_strategy != "no" or args.eval_on_start:
+            for name in self._evaluations:  # so that what is wrong with them shows now
+                self.get_eval_dataloader(name)
+        self.job_loader = loader = _TrainLoader(
             self._recipe,
             tokenizer=self._tokenizer_of_data,
             seq_len=self._seq_len - 1,
@@ -165,8 +184,18 @@ class ZephonMixin:
             **self._options,
         )
         if self._state is not None:
-            self.job_loader.load_state_dict(self._state, allow_changes=self._allow_changes)
-        return self.job_loader
+            loader.load_state_dict(self._state, allow_changes=self._allow_changes)
+            steps = json.loads(Path(self._folder, _TRAINER_STATE).read_text(encoding="utf-8"))["global_step"]
+            records = self._state["rounds"] * self._state["lanes_total"]
+            batch = microbatch * ranks[1] * loader.batches_per_step
+            if records != steps * batch and not self._state.get("earlier"):  # of runs before, it counts no records
+                _log.warning(
+                    "a step had %g records so far, and has %d from here on; set global_batch to keep it",
+                    records / steps,
+                    batch,
+                )
+        loader.batches_of_run = args.max_steps * loader.batches_per_step
+        return loader
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """The batches of `eval_recipe`, the same in every evaluation; for any other dataset as the Trainer has it."""
@@ -195,6 +224,7 @@ class ZephonMixin:
             if trainer.args.should_save:
                 folder = Path(trainer._get_output_dir(trial=trial), f"checkpoint-{trainer.state.global_step}")
                 folder.mkdir(parents=True, exist_ok=True)
+                (folder / _TRAINER_STATE).unlink(missing_ok=True)  # of an earlier run, it would vouch for this one
                 new = folder / f".{STATE_NAME}"
                 new.write_text(json.dumps(state), encoding="utf-8")
                 new.replace(folder / STATE_NAME)
@@ -238,25 +268,75 @@ class ZephonMixin:
     def _shape(self, batch: SampleBatch) -> dict[str, Any]:
         """The batch as the model takes it. Documents of a record do not see each other: by the bounds of documents for
         FlashAttention, else by positions that restart, of which transformers makes a mask."""
-        trainer: Any = self
-        if "flash" not in (getattr(trainer.model.config, "_attn_implementation", None) or ""):
-            fields = batch.to_training(shift_labels=False, boundary_mask_loss=True)
-            return fields if self._takes_positions() else {name: fields[name] for name in ("input_ids", "labels")}
-        fields = batch.to_training(shift_labels=False, boundary_mask_loss=True, flatten=True, return_cu_seqlens=True)
-        bounds, longest = fields.pop("cu_seqlens"), fields.pop("max_seqlen")
-        fields = {name: value.unsqueeze(0) for name, value in fields.items()}
-        fields |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds)
-        return fields | dict.fromkeys(("max_length_q", "max_length_k"), longest)
+        if not self._checked:
+            self._checked = True
+            self._check_documents()
+        if not self._takes_bounds():
+            return self._fields(batch.to_training(shift_labels=False, boundary_mask_loss=True))
+        return self._fields(
+            batch.to_training(shift_labels=False, boundary_mask_loss=True, flatten=True, return_cu_seqlens=True)
+        )
 
-    def _takes_positions(self) -> bool:
-        if not hasattr(self, "_positions"):
+    def _takes_bounds(self) -> bool:
+        trainer: Any = self
+        config = getattr(trainer.model, "config", None)
+        return "flash" in (getattr(config, "_attn_implementation", None) or "")
+
+    def _fields(self, fields: dict[str, Any]) -> dict[str, Any]:
+        """What the model takes of input_ids, labels and position_ids, and of cu_seqlens and max_seqlen for flash."""
+        if "cu_seqlens" in fields:
+            bounds, longest = fields.pop("cu_seqlens"), fields.pop("max_seqlen")
+            fields = {name: value.unsqueeze(0) for name, value in fields.items()}
+            fields |= dict.fromkeys(("cu_seq_lens_q", "cu_seq_lens_k"), bounds)
+            fields |= dict.fromkeys(("max_length_q", "max_length_k"), longest)
+        if not self._taken:
             trainer: Any = self
             model = trainer.accelerator.unwrap_model(trainer.model)
             model = model.get_base_model() if hasattr(model, "get_base_model") else model
-            self._positions = "position_ids" in inspect.signature(model.forward).parameters
-            if not self._positions:
-                _log.warning("the model takes no position_ids, so the documents of a record see each other")
-        return self._positions
+            self._taken = set(inspect.signature(model.forward).parameters)
+        if "position_ids" not in self._taken:
+            positions = fields.pop("position_ids")
+            fields |= {"attention_mask": torch.ones_like(positions)} if "attention_mask" in self._taken else {}
+        # With a cache transformers makes no mask of the positions.
+        return fields | ({"use_cache": False} if "use_cache" in self._taken else {})
+
+    def _check_documents(self) -> None:
+        """Warn if the model lets documents of a record see each other, as layers with a recurrent state do.
+
+        Two records differ in their first document only: what the model says of the second one has to be the same.
+        """
+        trainer: Any = self
+        model = getattr(trainer.model, "_orig_mod", trainer.model)
+        first, training = torch.arange(16), model.training
+        ids = torch.stack([torch.cat([first, first]), torch.cat([first.flip(0), first])])
+        fields: dict[str, Any] = {"input_ids": ids, "position_ids": first.repeat(2, 2)}
+        if self._takes_bounds():
+            fields = {name: value.flatten() for name, value in fields.items()}
+            fields |= {"cu_seqlens": torch.arange(0, 65, 16, dtype=torch.int32), "max_seqlen": 16}
+        try:
+            with torch.no_grad():
+                logits = model.eval()(**trainer._prepare_inputs(self._fields(fields))).logits.float()
+        except Exception as error:
+            _log.warning("whether documents of a record see each other could not be checked: %s", error)
+            return
+        finally:
+            model.train(training)
+        one, other = logits.reshape(2, 32, -1)[:, 16:]
+        if (one - other).abs().max() > 1e-5 * one.abs().max():
+            _log.warning(
+                "documents of a record see each other in %s; records of one document each avoid that: pack_mode "
+                "'sequences' and max_documents_per_record 1",
+                type(model).__name__,
+            )
+
+
+class _TrainLoader(JobLoader):
+    """With a length, that of the whole run. Without one the Trainer takes one step more when a finished run resumes."""
+
+    batches_of_run = 0
+
+    def __len__(self) -> int:
+        return self.batches_of_run
 
 
 class ZephonTrainer(ZephonMixin, Trainer):
@@ -270,10 +350,10 @@ def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
         CheckpointError: the checkpoint is unfinished, or has no state of the data.
     """
     path = Path(folder, STATE_NAME)
-    if not Path(folder, _TRAINER_STATE).is_file():
+    if not _is_whole(Path(folder)):
         raise CheckpointError(
-            f"{os.fspath(folder)} has no {_TRAINER_STATE}; expected a checkpoint of the Trainer that was written "
-            "wholly. Name an earlier one, or pass resume_from_checkpoint=True, which finds it."
+            f"{os.fspath(folder)} has no {_TRAINER_STATE} that can be read; expected a checkpoint of the Trainer that "
+            "was written wholly. Name an earlier one, or pass resume_from_checkpoint=True, which finds it."
         )
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
@@ -287,14 +367,30 @@ def read_state(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return state
 
 
-def _last_checkpoint(folder: str) -> str | None:
-    """The latest checkpoint in `folder` that was written wholly; None if there is none."""
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return isinstance(json.loads((checkpoint / _TRAINER_STATE).read_text(encoding="utf-8")), dict)
+    except (OSError, ValueError):
+        return False
+
+
+def _last_checkpoint(folder: str) -> str:
+    """The latest checkpoint in `folder` that was written wholly; raises a CheckpointError if there is none."""
     found = [path for path in Path(folder).glob("checkpoint-*") if path.name.removeprefix("checkpoint-").isdigit()]
     for path in sorted(found, key=lambda path: int(path.name.removeprefix("checkpoint-")), reverse=True):
-        if (path / _TRAINER_STATE).is_file():
+        if _is_whole(path):
             return str(path)
-        _log.warning("%s has no %s: a process was killed while writing it; passed over", path, _TRAINER_STATE)
-    return None
+        _log.warning("%s has no whole %s: a process was killed while writing it; passed over", path, _TRAINER_STATE)
+    raise CheckpointError(
+        f"output_dir is {folder!r}, where no checkpoint was written wholly; expected one to resume from. Name another "
+        "folder, or train without resume_from_checkpoint."
+    )
+
+
+def _rows_of_embedding(model: Any) -> int | None:
+    """None of a module that is not of transformers."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    return getattr(embedding, "num_embeddings", None)
 
 
 def _placeholder() -> Any:

@@ -11,8 +11,9 @@ about twice `stretch` records apart, and a state needs no bins. Draining waits f
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
@@ -33,8 +34,8 @@ _TRIALS = 32
 
 # A document, or a part of one, on its way into a record: number of the document, its first token here, how many
 # tokens, where they lie (part and place in it), dataset, row, the tokens of the row before the document, its images,
-# and how many images and patches it has.
-_Piece = tuple[int, int, int, Part, int, int, int, int, Images | None, tuple[int, int]]
+# and how many images and patches it has; None for both in blocks of text alone.
+_Piece = tuple[int, int, int, Part, int, int, int, int, Images | None, tuple[int, int] | None]
 _in_order = itemgetter(0, 1)
 
 
@@ -50,8 +51,9 @@ class _Bin:
     def put(self, piece: _Piece) -> None:
         self.room -= piece[2]
         self.pieces.append(piece)
-        self.images += piece[9][0]
-        self.patches += piece[9][1]
+        if (show := piece[9]) is not None:
+            self.images += show[0]
+            self.patches += show[1]
 
 
 class BinPacker:
@@ -122,12 +124,16 @@ class BinPacker:
         """Take documents; gives jobs for the records that are closed."""
         part = Part(block.tokens, block.loss, block.positions)
         lengths = np.diff(block.offsets)
-        images, patches = _images_of(block)
         long = lengths > self._length
-        shown = (images > self._limits.images) | (patches > self._limits.patches) | (long & (images > 0))
+        dropped = np.zeros_like(long) if self._split else long
+        shows: Iterable[tuple[int, int] | None] = repeat(None)
+        if block.images is not None:
+            images, patches = _counts_of(block.images)
+            dropped = dropped | (images > self._limits.images) | (patches > self._limits.patches) | long & (images > 0)
+            shows = zip(images.tolist(), patches.tolist(), strict=True)
         self._counts.documents += int((lengths > 0).sum())
         self._counts.oversized += int(long.sum())
-        if (dropped := shown if self._split else long | shown).any():
+        if dropped.any():
             self._counts.dropped += int(dropped.sum())
             self._counts.dropped_tokens += int(lengths[dropped].sum())
             lengths = np.where(dropped, 0, lengths)
@@ -135,7 +141,6 @@ class BinPacker:
         last = -1
         before = np.zeros_like(lengths) if block.begin is None else block.begin
         columns = (lengths, block.offsets, block.dataset, block.row, before, self._kinds[block.dataset], block.position)
-        shows = zip(images.tolist(), patches.tolist(), strict=True)
         for n, (length, begin, dataset, row, earlier, kind, position, show) in enumerate(
             zip(*(column.tolist() for column in columns), shows, strict=False)
         ):
@@ -319,13 +324,15 @@ class _Limits(NamedTuple):
 
     def admit(self, held: _Bin, piece: _Piece) -> bool:
         """Whether a bin can show the images of a piece besides its own."""
+        if piece[9] is None:
+            return True
         images, patches = piece[9]
         return held.images + images <= self.images and held.patches + patches <= self.patches
 
     def fullest(self, bins: Sequence[_Bin], piece: _Piece) -> int:
         """Of bins by room, the first with room for a piece; their number where none has."""
         at = bisect_left(bins, piece[2], key=_room)
-        while at < len(bins) and not self.admit(bins[at], piece):
+        while piece[9] is not None and at < len(bins) and not self.admit(bins[at], piece):
             at += 1
         return at
 
@@ -334,13 +341,10 @@ class _Limits(NamedTuple):
         return not held.room or len(held.pieces) == self.documents
 
 
-def _images_of(block: TokenBlock) -> tuple[np.ndarray, np.ndarray]:
+def _counts_of(images: Images) -> tuple[np.ndarray, np.ndarray]:
     """int64[n_docs] each: images and patches of each document."""
-    if block.images is None:
-        none = np.zeros(len(block.row), dtype=np.int64)
-        return none, none
-    patches = np.concatenate([[0], np.cumsum(block.images.patch_counts)])
-    return np.diff(block.images.offsets), np.diff(patches[block.images.offsets])
+    patches = np.concatenate([[0], np.cumsum(images.patch_counts)])
+    return np.diff(images.offsets), np.diff(patches[images.offsets])
 
 
 def _head(piece: _Piece, size: int) -> _Piece:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from zephon.config.keys import Column, Folder, check, key, quote
+from zephon.config.keys import Column, MediaRoot, check, key, quote
 from zephon.config.settings import ChatLoss
 from zephon.data.columns import has_column
 from zephon.errors import PipelineError
@@ -97,7 +97,9 @@ class TokenizeChat(PartsOptions):
         'The column of the images that parts such as {"type": "image"}, or `<image>` in texts, stand for in turn; '
         '"auto" takes images or image where one exists, beside parts that have their image; None is for texts alone.',
     )
-    media_root: Folder | None = key(None, "The folder that paths of images are below.", decides_data=False)
+    media_root: MediaRoot | None = key(
+        None, "The folder, tar archive or prefix of a store that paths of images are below.", decides_data=False
+    )
     vision: VisionSettings | None = None
     runner: Literal["process", "threads"] | None = key(
         None,
@@ -247,21 +249,18 @@ class ChatEncoder(Encoder):
         texts: list[ChatText] = []
         kept: list[int] = []
         blank: list[int] = []
-        names = spec.system, spec.tools_column, spec.images_column
-        columns = self._conversations(rows), *(_values(table, name) for name in names)
-        for index, (value, system, tools, beside) in enumerate(zip(*columns, strict=True)):
+        columns = self._conversations(rows), *(_values(table, name) for name in (spec.system, spec.images_column))
+        said = zip(*columns, strict=True)
+        each = self._media.each(self._said, said) if self._media else (partial(self._said, *row) for row in said)
+        for index, (messages_of, tools) in enumerate(zip(each, _values(table, spec.tools_column), strict=True)):
             try:
-                messages = value() if callable(value) else normal_messages(value, images=self._media is not None)
-                messages = _with_system(messages, spec.system, system) if system else messages
-                if messages and self._media and spec.vision:
-                    messages, values = with_images(messages, beside)
-                    images = [self._media.image(each) for each in values]
+                messages, images = messages_of()
+                if messages:
                     text = self._conversation(messages, normal_tools(tools))
-                    check_placeholders(text.text, text.said, spec.vision.image_token, len(images))
+                    if spec.vision:
+                        check_placeholders(text.text, text.said, spec.vision.image_token, len(images))
                     texts.append(text)
                     shown.append(images)
-                elif messages:
-                    texts.append(self._conversation(messages, normal_tools(tools)))
                 (kept if messages else blank).append(index)
             except UnicodeEncodeError:
                 rows.fail(index, spec.kind, "the template makes text that is no Unicode")
@@ -270,6 +269,15 @@ class ChatEncoder(Encoder):
             except (MessageFailure, TemplateFailure, BadImage, BadRow) as failure:
                 rows.fail(index, spec.kind, str(failure))
         return texts, kept, blank
+
+    def _said(self, value: Any, system: Any, beside: Any) -> tuple[list[dict[str, Any]], list[Image]]:
+        """The messages of a row, and their images."""
+        messages = value() if callable(value) else normal_messages(value, images=self._media is not None)
+        messages = _with_system(messages, self._spec.system, system) if system else messages
+        if not messages or not self._media:
+            return messages, []
+        messages, values = with_images(messages, beside)
+        return messages, [self._media.image(each) for each in values]
 
     def _conversations(self, rows: Rows) -> list[Any]:
         """What each row holds: a conversation, or a function that puts one together."""

@@ -23,6 +23,7 @@ from zephon.errors import DataError
 from zephon.ops.encode import Documents, Encoder
 from zephon.ops.rows import RowFailure, RowOperator, Rows, apply_all
 
+_ROWS_WITH_FILES = 16  # that are looked at for their size
 Failed = Sequence[tuple[int, str, str]]
 """(place, operator, reason) of rows that cannot be used."""
 Faults = tuple[tuple[int, tuple[RowFault, ...]], ...]
@@ -144,6 +145,12 @@ class DocumentWorker:
         if failures is not None:
             failures += failed
         return int(documents.offsets[-1])
+
+    def image_bytes(self, dataset: int, table: pa.Table) -> float:
+        """Bytes of the files of images for each of the first few rows of a dataset."""
+        some = table.slice(0, _ROWS_WITH_FILES)
+        images = self._documents([_part(dataset, some)], skips=True)[0].images
+        return 0.0 if images is None else images.nbytes / max(1, some.num_rows)
 
     def texts(self, dataset: int, table: pa.Table) -> list[str]:
         """Texts of rows of a dataset as the tokenizer gets them."""

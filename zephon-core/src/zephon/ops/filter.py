@@ -328,9 +328,22 @@ def _float(value: Any) -> Any:
 def _alike(left: Any, right: Any) -> tuple[Any, Any]:
     """Whole numbers next to floats as floats."""
     one, other = left.type, right.type
+    for value in (left, right):
+        if (pa.types.is_floating(one) or pa.types.is_floating(other)) and isinstance(value, pa.Scalar):
+            _require_exact([value.as_py()])
     if pa.types.is_floating(one) and pa.types.is_integer(other):
         return left, _float(right)
     return (_float(left), right) if pa.types.is_integer(one) and pa.types.is_floating(other) else (left, right)
+
+
+def _require_exact(numbers: list[Any]) -> None:
+    """Refuses whole numbers that floats cannot tell from their neighbours."""
+    for number in numbers:
+        if isinstance(number, int) and abs(number) >= 1 << 53:
+            raise pa.ArrowNotImplementedError(
+                f"the column holds floats, as numbers of JSON lines are, and {number} is beyond 2**53, where these "
+                f"are rounded; write ids as text, or {float(number)!r} for a float"
+            )
 
 
 def _compared(function: Callable[[Any, Any], Any], left: Any, right: Any) -> Any:
@@ -389,6 +402,7 @@ def _is_in(value: Any, among: list[Any]) -> Any:
         whole = [int(item) for item in among if limits.min <= item <= limits.max and item == int(item)]
         allowed = _numbers(whole, kind)
     else:
+        _require_exact(among)
         value = _float(value)
         allowed = _numbers(among, pa.float64())
     return pc.if_else(pc.is_valid(value), pc.is_in(value, value_set=allowed), pa.nulls(1, pa.bool_())[0])

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from zephon.columns.arrow import string_array
-from zephon.config.keys import Column, Folder, Names, key
+from zephon.config.keys import Column, MediaRoot, Names, key
 from zephon.errors import PipelineError
 from zephon.ops.encode import Documents, EncodeOptions, Encoder
 from zephon.ops.image_rows import from_json, pieces_of
@@ -49,7 +49,9 @@ class TokenizeImages(EncodeOptions):
     )
     more: Names = key((), "Columns with the images of rows that have none in `images`.", decides_data=False)
     json: Names = key((), "Columns of JSON lines whose values come as JSON.", decides_data=False)
-    media_root: Folder | None = key(None, "The folder that paths of images are below.", decides_data=False)
+    media_root: MediaRoot | None = key(
+        None, "The folder, tar archive or prefix of a store that paths of images are below.", decides_data=False
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -117,9 +119,9 @@ class ImagesEncoder(Encoder):
         for more in self._spec.more:
             others = self.column(rows, more).to_pylist()
             images = [a if a is not None else b for a, b in zip(images, others, strict=True)]
-        for index, (text, shown) in enumerate(zip(texts, images, strict=True)):
+        for index, parts_of in enumerate(self._media.each(self._parts, zip(texts, images, strict=True))):
             try:
-                parts = self._parts(text, shown)
+                parts = parts_of()
             except (BadImage, BadRow) as error:
                 rows.fail(index, self._spec.kind, str(error))
                 continue

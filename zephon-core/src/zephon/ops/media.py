@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import stat
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
 
 from zephon.columns.images import Images
-from zephon.errors import DataError, PipelineError
+from zephon.data.media import NAMED, NoFile, open_media
+from zephon.errors import PipelineError
 from zephon.tokenizer.tokenizer import Tokenizer
 from zephon.vision.geometry import VisionSettings
-from zephon.vision.headers import BadImage, read_header
+from zephon.vision.headers import read_header
 
-MAX_FILE_BYTES = 64 << 20
-_NAMED = 100  # characters of a path
-_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP)
-"""Errors that say what is in the folder; others say how the machine is."""
+_AT_ONCE = 32  # rows whose images come from a store
 _PATHS = ("path", "image_name", "file_name", "url")
+
+
+_T = TypeVar("_T")
 
 
 class BadRow(Exception):
@@ -61,15 +60,27 @@ def images_of(documents: Sequence[Sequence[Image]]) -> Images:
 
 
 class Media:
-    """Reads the images of rows: given as bytes, as a dict of bytes or path, or as a path below a folder."""
+    """Reads the images of rows: given as bytes, as a dict of bytes or path, or as a path below `root`."""
 
     def __init__(self, vision: VisionSettings, root: str | None) -> None:
         self._vision = vision
-        self._root = None if root is None else Path(root).resolve()
-        if self._root is not None and not self._root.is_dir():
-            raise PipelineError(
-                f"media_root is {root}; expected an existing folder. Unpack an archive, or mount a store."
-            )
+        self._files = None if root is None else open_media(root)
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether images may be files of their own."""
+        return self._files is not None
+
+    def each(self, function: Callable[..., _T], rows: Iterable[tuple[Any, ...]]) -> Iterator[Callable[[], _T]]:
+        """For each row what gives its result; side by side where the images of rows come from a store."""
+        if self._files is None or not self._files.is_slow:
+            yield from (partial(function, *row) for row in rows)
+            return
+        with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="zephon-media") as pool:
+            try:
+                yield from [pool.submit(function, *row).result for row in rows]
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def image(self, value: Any) -> Image:
         """The image; `BadRow` or `BadImage` where there is none that can be used."""
@@ -87,26 +98,12 @@ class Media:
             raise BadRow(f"an image is {type(value).__name__}; expected bytes, a struct with bytes or path, or a path")
         if "://" in value or value.startswith("data:"):
             raise BadRow(
-                f"an image is the URL {value[:_NAMED]!r}; expected bytes, or a path below media_root, since nothing is "
+                f"an image is the URL {value[:NAMED]!r}; expected bytes, or a path below media_root, since nothing is "
                 "fetched"
             )
-        named = repr(value[:_NAMED])
-        if self._root is None:
-            raise BadRow(f"an image is the path {named}, and media_root is missing")
+        if self._files is None:
+            raise BadRow(f"an image is the path {value[:NAMED]!r}, and media_root is missing")
         try:
-            path = Path(os.path.realpath(self._root / value))
-            if not path.is_relative_to(self._root):
-                raise BadRow(f"the path {named} leads out of media_root")
-            status = path.stat()
-            if not stat.S_ISREG(status.st_mode):
-                raise BadImage(f"the path {named} is no file")
-            if status.st_size > MAX_FILE_BYTES:
-                raise BadImage(f"the file {named} is larger than {MAX_FILE_BYTES:,} bytes")
-            return path.read_bytes()
-        except OSError as error:
-            if error.errno in _ABSENT:
-                raise BadImage(f"the file {named} cannot be read ({error.strerror})") from None
-            # Which rows are left out must not depend on the moment.
-            raise DataError(f"cannot read {named} below media_root {self._root}: {error.strerror}.") from None
-        except ValueError:
-            raise BadRow(f"the path {named} is none") from None
+            return self._files.read(value)
+        except NoFile as error:
+            raise BadRow(str(error)) from None

@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from zephon.columns.arrow import bool_array, int64_array
 from zephon.columns.faults import reason_of
+from zephon.columns.template import text_of
 from zephon.config.keys import key, settings_of
 from zephon.errors import PipelineError
 from zephon.ops.identity import identity_of, name_of
@@ -289,6 +290,6 @@ def text_or_faults(rows: Rows, operator: str, name: str, column: pa.Array, bad: 
             why = f'bytes that are no UTF-8; decode_text("{name}") before it takes care of them'
             rows.fail(row, operator, f'column "{name}" holds {why if is_bytes else f"no text ({one_line(error)})"}')
 
-    parts = in_halves(lambda start, stop: column.slice(start, stop - start).cast(kind), 0, len(column), fail)
+    parts = in_halves(lambda start, stop: text_of(column.slice(start, stop - start)), 0, len(column), fail)
     bad |= ~sound
     return parts[0] if sound.all() else pc.if_else(bool_array(sound), column, pa.nulls(1, column.type)[0]).cast(kind)

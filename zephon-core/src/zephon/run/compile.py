@@ -54,11 +54,10 @@ _Range = tuple[int, int]
 
 # Rows cost something besides their text, which matters where they are tiny.
 _LEAST_ROW_BYTES = 64.0
+_PIXEL_BYTES = 256 << 20  # made ahead
 # Reading from stores: threads that wait and decode, so that those that tokenize need not; and how much text all lanes
 # together look ahead for what to fetch, about a second's worth of the fastest tokenizer.
-_PIXEL_BYTES = 64 << 20  # of patches decoded ahead
-_REMOTE_FETCHERS = 4
-_READAHEAD_BYTES = 256 << 20
+_REMOTE_FETCHERS, _READAHEAD_BYTES = 4, 256 << 20
 
 
 @dataclass(frozen=True)
@@ -266,7 +265,7 @@ def compile_pipeline(
     if vision is not None:
         operators.pack.check_room(vision)
         workers["vision"] = workers["tokenize"]
-    row_bytes = np.array([_row_bytes(inputs, d) for d in range(len(names))])
+    row_bytes = np.array([_row_bytes(inputs, whole, d) for d in range(len(names))])
     plan = Plan(
         topology=topology,
         curriculum=curriculum,
@@ -309,6 +308,8 @@ def compile_pipeline(
             options.faults,
             options.prefetch_buffer_size or _PIXEL_BYTES,
             _placeholders(vision, tokenizer, operators.pack),
+            workers=workers["vision"],
+            batch=operators.batch.microbatch_size,
         ),
     )
     return Compiled(
@@ -371,15 +372,15 @@ def _tried(
     return findings
 
 
-def _row_bytes(inputs: Inputs, number: int) -> float:
-    """Bytes per row of all columns that are read: the catalog tells of one, some rows of the others."""
+def _row_bytes(inputs: Inputs, worker: DocumentWorker, number: int) -> float:
+    """Bytes per row of all columns and files that are read: the catalog tells of one column, some rows of the rest."""
     dataset, need = inputs.datasets[number], inputs.needs[number]
     row_bytes = dataset.catalog.bytes / dataset.catalog.rows
-    others = [name for name, source in need.columns.items() if source != need.size_column]
-    if others:
+    if others := [name for name, source in need.columns.items() if source != need.size_column]:
         table = inputs.sample(number).table
         row_bytes += table.select(others).nbytes / max(1, table.num_rows)
-    return max(_LEAST_ROW_BYTES, row_bytes)
+    files = worker.image_bytes(number, inputs.sample(number).table) if getattr(need.encode, "media_root", None) else 0.0
+    return max(_LEAST_ROW_BYTES, row_bytes + files)
 
 
 def _record_bytes(

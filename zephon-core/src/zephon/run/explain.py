@@ -8,6 +8,7 @@ from zephon.config.topology import divisors
 from zephon.curriculum.source import ScheduledMixtureWorkSource
 from zephon.run.compile import Compiled
 from zephon.run.fingerprint import schedule_of
+from zephon.vision.headers import MAX_PIXELS
 
 
 def explain(compiled: Compiled) -> str:
@@ -94,8 +95,10 @@ def _engine_lines(compiled: Compiled) -> list[str]:
     records = 2 * (ready + (shuffle.buffer_size if shuffle else 0)) * compiled.record_bytes
     bound = cache + 2 * plan.lookahead_bytes + records + _bin_bytes(compiled)
     bound += cache // 2 if plan.readahead_bytes else 0
-    bound += plan.pixels.lookahead_bytes if plan.pixels else 0
-    pixels = "" if plan.pixels is None else f", {_size(plan.pixels.lookahead_bytes)} of decoded patches"
+    made, decoding = plan.pixels.memory_bytes(plan.pack) if plan.pixels else (0, 0)
+    bound += made + decoding
+    pixels = f", {_size(made)} of pixels ready or in the making" if made else ""
+    largest = f" and {_size(decoding)} while {MAX_PIXELS / 1e6:.0f} megapixels, the most, are decoded" if made else ""
     return [
         f"workers: runner {options.runner}{workers if options.runner != 'inline' else ''}"
         f"{', in a process of their own' if options.isolate else ''}",
@@ -106,7 +109,7 @@ def _engine_lines(compiled: Compiled) -> list[str]:
         f"window: {plan.window_chunks} chunk(s) of {compiled.source.chunk_size:,} rows per lane",
         f"look-ahead: {_size(plan.lookahead_bytes)} of text, {ready:,} records ready "
         f"({_size(ready * compiled.record_bytes)}{', with the files of images' if pixels else ''}){pixels}",
-        f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache)} for decoded data"
+        f"memory bound: {_size(bound)} besides the libraries, of which {_size(cache)} for decoded data{largest}"
         f"{f'; beyond that up to {_size(disk)} on disk' if disk else ''}",
     ]
 

@@ -62,7 +62,8 @@ class BatchStream:
         self._compiled, self._plan, self._topology = compiled, plan, topology
         catalogs = tuple(dataset.catalog for dataset in compiled.datasets)
         shown = compiled.vision, compiled.image_id, options.digest_pixels
-        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *shown)
+        ahead = plan.pixels.wanted if plan.pixels else None
+        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *shown, ahead)
         self._cursor = self._begun = cursor
         self._reached = cursor  # within a batch not handed out yet
         self._given = np.zeros(len(plan.dataset_names), dtype=np.int64)

@@ -8,19 +8,30 @@ from __future__ import annotations
 import functools
 import io
 import re
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 
+from zephon.columns.images import PixelForm
 from zephon.errors import PipelineError
 from zephon.vision.geometry import Grid, VisionSettings
-from zephon.vision.headers import BadImage, Header, read_header
+from zephon.vision.headers import MAX_PIXELS, BadImage, Header, read_header
 
 _GREY = 127
+_LARGE = 1 << 24  # pixels of a picture that is decoded alone
+_BYTES_PER_PIXEL = 16  # most that decoders and what turns pictures into RGB hold at a time
 _AT_ONCE = 128  # patches that are normalized together
 _Decoder = Callable[[bytes, Header], Any]
+_one_large = threading.Lock()
+
+
+def decoding_bytes(workers: int) -> int:
+    """Most memory that so many threads decode in."""
+    return _BYTES_PER_PIXEL * (MAX_PIXELS + (workers - 1) * _LARGE)
 
 
 def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarray:
@@ -33,12 +44,13 @@ def image_patches(data: bytes, grid: Grid, settings: VisionSettings) -> np.ndarr
     import torch
 
     header = read_header(data)
-    picture = _decoded(decoders[header.format], data, header)
-    _check_size(picture.shape[2], picture.shape[1], header)
-    picture = _upright(picture, header.orientation)
-    if (header.height, header.width) != (grid.pixels_high, grid.pixels_wide):
-        size = [grid.pixels_high, grid.pixels_wide]
-        picture = torch.nn.functional.interpolate(picture[None], size, mode="bicubic", antialias=True)[0]
+    with _one_large if header.width * header.height > _LARGE else nullcontext():
+        picture = _decoded(decoders[header.format], data, header)
+        _check_size(picture.shape[2], picture.shape[1], header)
+        picture = _upright(picture, header.orientation)
+        if (header.height, header.width) != (grid.pixels_high, grid.pixels_wide):
+            size = [grid.pixels_high, grid.pixels_wide]
+            picture = torch.nn.functional.interpolate(picture[None], size, mode="bicubic", antialias=True)[0]
     side = settings.patch_size
     pad_high, pad_wide = grid.height * side - grid.pixels_high, grid.width * side - grid.pixels_wide
     shown = picture.numpy()
@@ -53,33 +65,67 @@ def grey_patches(grid: Grid, settings: VisionSettings) -> np.ndarray:
     return np.full((grid.patches, settings.pixels_per_patch), _GREY, dtype=np.uint8)
 
 
-def normalized(patches: np.ndarray, settings: VisionSettings) -> Any:
-    """Patches as the model takes them: a float32 tensor [patches, patch_dim], each (channel, frame, row, column)."""
-    import torch
+def values_shape(form: PixelForm, counts: Sequence[int], settings: VisionSettings) -> tuple[int, ...]:
+    """The shape of the pixels of images with so many patches each."""
+    width = settings.patch_dim if form.dtype == "float32" else settings.pixels_per_patch
+    return (sum(counts), width) if form.layout == "packed" else (len(counts), max(counts, default=0), width)
 
-    mean, std = (torch.tensor(each, dtype=torch.float32).view(3, 1, 1) for each in (settings.mean, settings.std))
-    # A batch is 100 MB and more. NumPy asks for huge pages, without which the pages take most of the time, and a part
-    # at a time stays in the caches.
-    shape = len(patches), 3, settings.temporal_patch_size, settings.patch_size**2
-    values, taken = torch.from_numpy(np.empty(shape, dtype=np.float32)), torch.from_numpy(patches)
+
+def put(
+    values: np.ndarray, form: PixelForm, number: int, first: int, patches: np.ndarray, settings: VisionSettings
+) -> None:
+    """Put an image into its place among pixels of that form: it is image `number`, with `first` patches before it."""
+    if form.layout == "packed":
+        place = values[first : first + len(patches)]
+    else:
+        place = values[number, : len(patches)]
+        values[number, len(patches) :] = 0
+    if form.dtype == "float32":
+        normalize(patches, settings, place)
+    else:
+        place[:] = patches
+
+
+def normalize(patches: np.ndarray, settings: VisionSettings, out: np.ndarray) -> None:
+    """Write patches as the model takes them: float32[patches, patch_dim], each (channel, frame, row, column)."""
+    scale, mean, std = _steps(settings.mean, settings.std)
+    frames = out.reshape(len(patches), 3, settings.temporal_patch_size, settings.patch_size**2)
     for start in range(0, len(patches), _AT_ONCE):
-        part = taken[start : start + _AT_ONCE].view(-1, 3, 1, shape[3])
-        # Step by step as torchvision's to_dtype and normalize, so that every bit is theirs.
-        values[start : start + _AT_ONCE] = part.to(torch.float32).mul_(1 / 255).sub_(mean).div_(std)
-    return values.view(len(patches), settings.patch_dim)
+        here = frames[start : start + _AT_ONCE]
+        values = patches[start : start + _AT_ONCE].astype(np.float32).reshape(-1, 3, 1, here.shape[3])
+        np.multiply(values, scale, out=values)
+        if std is None:
+            np.subtract(values, mean, out=here)
+        else:
+            np.divide(np.subtract(values, mean, out=values), std, out=here)
+
+
+@functools.cache
+def _steps(mean: tuple[float, ...], std: tuple[float, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+    """What values from 0 to 255 are multiplied with, what is then subtracted, and what divides the difference, for each
+    channel, or for all where they are alike, which is a third faster.
+
+    The steps are those of torchvision's to_dtype and normalize, so that every bit is theirs. Where no value changes by
+    it, the divisor is in the other two, and None.
+    """
+    alike = len(set(mean)) == len(set(std)) == 1
+    of_means, of_stds = (np.array(each[: 1 if alike else 3], np.float32).reshape(-1, 1, 1) for each in (mean, std))
+    scale, values = np.full_like(of_means, 1 / 255), np.arange(256, dtype=np.float32)
+    divided_scale, divided_mean = scale / of_stds, of_means / of_stds
+    if ((values * scale - of_means) / of_stds).tobytes() == (values * divided_scale - divided_mean).tobytes():
+        return divided_scale, divided_mean, None
+    return scale, of_means, of_stds
 
 
 def _cut(picture: np.ndarray, settings: VisionSettings) -> np.ndarray:
-    """uint8[3, high, wide] to patches in the order of the model."""
-    side = settings.patch_size
+    """uint8[3, high, wide] to patches in the order of the model, uint8[patches, 3 * patch_size**2]."""
+    side, merge = settings.patch_size, settings.merge_size if settings.patch_order == "block" else 1
     _, high, wide = picture.shape
-    if settings.patch_order == "raster":
-        parts = picture.reshape(3, high // side, side, wide // side, side).transpose(1, 3, 0, 2, 4)
-    else:
-        merge = settings.merge_size
-        shape = 3, high // side // merge, merge, side, wide // side // merge, merge, side
-        parts = picture.reshape(shape).transpose(1, 4, 2, 5, 0, 3, 6)
-    return np.ascontiguousarray(parts).reshape(-1, settings.pixels_per_patch)
+    # The row of a patch is moved as one piece.
+    rows = np.ascontiguousarray(picture).view(f"V{side}")
+    shape = 3, high // side // merge, merge, side, wide // side // merge, merge
+    parts = rows.reshape(shape).transpose(1, 4, 2, 5, 0, 3)
+    return np.ascontiguousarray(parts).view(np.uint8).reshape(-1, settings.pixels_per_patch)
 
 
 def _upright(picture: Any, orientation: int) -> Any:

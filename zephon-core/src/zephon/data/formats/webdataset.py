@@ -261,6 +261,13 @@ def _pax(data: bytes, position: int) -> dict[bytes, bytes]:
     return fields
 
 
+def members_of(file: StoredFile) -> Iterator[tuple[str, tuple[int, int]]]:
+    """(name, (start, bytes)) of the files of an archive that is not compressed; DataError where it is damaged."""
+    with corrupt_data_errors(file, WebDataset.name), _archive(file) as archive:
+        for name, _, start, size in archive.members():
+            yield name, (start, size)
+
+
 @contextmanager
 def _archive(file: StoredFile) -> Iterator[_Archive]:
     with open_stream(file, _codec(file.path)) as stream:

@@ -18,6 +18,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from zephon.columns.arrow import choose_allocator
@@ -157,16 +158,17 @@ class ActorWorker:
 
     is_ready = False
 
-    def __init__(self, handle: Any, key: str, task: Any, settings: RaySettings, on_change: OnChange) -> None:
+    def __init__(self, handle: Any, key: str, task: Any, settings: RaySettings) -> None:
         self.free = list(range(SEATS))
         self._handle, self._key, self._task, self._settings = handle, key, [task], settings
-        self._on_change = on_change
         self._place: _Place | None = None
         self._death = ""
         self._closed = False
+
+    def begin(self, on_change: OnChange) -> None:
         # Waits until the actor has started, or has started again.
-        loaded = handle.load.options(max_task_retries=-1).remote(key, self._task)
-        loaded.future().add_done_callback(self._loaded)
+        loaded = self._handle.load.options(max_task_retries=-1).remote(self._key, self._task)
+        loaded.future().add_done_callback(partial(self._hand_over, on_change))
 
     def ask(self, seat: int, number: int, args: tuple[Any, ...]) -> Answer:
         import ray
@@ -212,15 +214,19 @@ class ActorWorker:
     def _name(self) -> str:
         return f"the Ray worker in {self._place}"
 
-    def _loaded(self, loaded: Any) -> None:
-        """Called from a thread of Ray."""
+    def _hand_over(self, on_change: OnChange, loaded: Any) -> None:
+        # In a thread of Ray, which must not wait: neither for another call of Ray nor for a thread that makes one.
+        with suppress(RuntimeError):  # the interpreter is ending
+            threading.Thread(target=self._loaded, args=(on_change, loaded), name="zephon-ray", daemon=True).start()
+
+    def _loaded(self, on_change: OnChange, loaded: Any) -> None:
         try:
             self._place, reason = loaded.result()
         except Exception as error:
             reason = f"a Ray worker cannot start: {_last_words(error)}."
         self.is_ready = not reason
         if not self._closed:
-            self._on_change(self, Refused(reason) if reason else None)
+            on_change(self, Refused(reason) if reason else None)
 
 
 class RayWorkers:
@@ -252,13 +258,15 @@ class RayWorkers:
             ) from error
         self._key, self._task = hashlib.sha256(task).hexdigest(), ray.put(task)
 
-    def start(self, number: int, on_change: OnChange) -> ActorWorker:
+    def worker(self, number: int) -> ActorWorker:
         import ray
 
         pool = self._settings.pool
         options: dict[str, Any] = {"num_cpus": 1, "max_restarts": -1, "max_concurrency": SEATS}
         # Of all machines; not beside the trainer in its placement group.
         options["scheduling_strategy"] = "SPREAD"
+        # Ray reports every call otherwise, at the trainer's cost.
+        options["enable_task_events"] = False
         if pool:
             options |= {
                 "name": f"{pool}-{number}",
@@ -268,13 +276,13 @@ class RayWorkers:
             }
         level = logging.getLogger("zephon").getEffectiveLevel()
         handle = ray.remote(_Actor).options(**options).remote(level, _IDLE_SECONDS if pool else None)
-        return ActorWorker(handle, self._key, self._task, self._settings, on_change)
+        return ActorWorker(handle, self._key, self._task, self._settings)
 
     def waiting(self) -> str:
         import ray
 
         total, free = (each.get("CPU", 0) for each in (ray.cluster_resources(), ray.available_resources()))
-        return f"each needs a CPU of the Ray cluster, of whose {total:g} CPUs {free:g} are free."
+        return f"each needs a CPU; {free:g} of the {total:g} CPUs of the Ray cluster are free."
 
 
 def _connect(address: str | None) -> None:

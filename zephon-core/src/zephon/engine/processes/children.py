@@ -8,7 +8,7 @@ from typing import Any
 
 from zephon.engine.processes.channel import Channel, Closed
 from zephon.engine.processes.child import Child, pickle_task, portable_error
-from zephon.engine.processes.pool import SEATS, Answer, answer
+from zephon.engine.processes.pool import SEATS, Answer, OnChange, answer
 from zephon.errors import WorkerError
 
 
@@ -44,6 +44,9 @@ class ChildWorker:
         self.free = list(range(SEATS))
         self._child = Child(task, SEATS, f"a {kind} of the pipeline")
 
+    def begin(self, _on_change: OnChange) -> None:
+        """Nothing to wait for: calls wait."""
+
     def ask(self, seat: int, number: int, args: tuple[Any, ...]) -> Answer:
         self._child.wait_until_started()
         channel = self._child.channels[seat]
@@ -69,7 +72,7 @@ class ChildWorkers:
     def prepare(self, functions: Sequence[Callable[..., Any]]) -> None:
         self._task = pickle_task(_Serve(functions))
 
-    def start(self, _number: int, _on_change: Any) -> ChildWorker:
+    def worker(self, _number: int) -> ChildWorker:
         return ChildWorker(self._task, self.kind)
 
     def waiting(self) -> str:

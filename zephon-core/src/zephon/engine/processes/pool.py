@@ -42,6 +42,9 @@ class Worker(Protocol):
     free: list[int]
     is_ready: bool
 
+    def begin(self, on_change: OnChange) -> None:
+        """Start it; `on_change` is called when it becomes ready later, or with the reason why it is not to be used."""
+
     def ask(self, seat: int, number: int, args: tuple[Any, ...]) -> Answer:
         """Run a function; raises `Closed` where the worker has died, `Refused` where it is not to be used."""
 
@@ -64,11 +67,8 @@ class Workers(Protocol):
     def prepare(self, functions: Sequence[Callable[..., Any]]) -> None:
         """Get ready to send the functions to workers."""
 
-    def start(self, number: int, on_change: OnChange) -> Worker:
-        """Start the worker with this number, again where it has died.
-
-        `on_change` is called when it becomes ready later, or with the reason why it is not to be used.
-        """
+    def worker(self, number: int) -> Worker:
+        """The worker with this number, a new one where it has died."""
 
     def waiting(self) -> str:
         """Why no worker may have started yet, in words."""
@@ -93,9 +93,9 @@ class WorkerPool:
 
     def __init__(self, count: int, workers: Workers) -> None:
         self.functions: list[Callable[..., Any]] = []
-        self._count, self._start = count, workers
+        self._count, self._kind = count, workers
         self._changed = threading.Condition()
-        self._closed = False
+        self._closed = self._has_warned = False
         self._refusal: Refused | None = None  # the last one
         self._workers: dict[int, Worker] = {}
         self._end = weakref.finalize(self, _close, self._workers)
@@ -108,16 +108,16 @@ class WorkerPool:
     def start(self) -> None:
         """Start the workers, if any function was added."""
         if self.functions:
-            self._start.prepare(self.functions)
+            self._kind.prepare(self.functions)
             with self._changed:
                 for number in range(self._count):
-                    self._workers[number] = self._start.start(number, self._on_change)
+                    self._begin(number)
 
     def call(self, number: int, *args: Any, about: Callable[[], str], near: int | None = None) -> Any:
         """The result, or the exception, of a function.
 
-        If a worker dies, it is replaced and the call is repeated once, alone in a worker. The loss of a whole machine
-        does not count.
+        If a worker dies, it is replaced and the call is repeated once, alone in a worker. A death that is known to be
+        the loss of a whole machine does not count.
 
         Args:
             number: of the function.
@@ -144,9 +144,9 @@ class WorkerPool:
                 self._give_back(worker, taken)
             deaths += counts
             if deaths == _DEATHS:
-                kind = self._start.kind
+                kind = self._kind.kind
                 raise WorkerError(f"{death} It was working on {about()}, as was the {kind} that died before it.")
-            _log.warning("%s A new %s repeats its calls.", death, self._start.kind)
+            _log.warning("%s A new %s repeats its calls.", death, self._kind.kind)
         replay_logs(records)
         if not done:
             raise result
@@ -158,6 +158,10 @@ class WorkerPool:
             self._closed = True
             self._changed.notify_all()
         self._end()
+
+    def _begin(self, number: int) -> None:
+        self._workers[number] = self._kind.worker(number)
+        self._workers[number].begin(self._on_change)  # which it may call before it returns
 
     def _on_change(self, worker: Worker, refusal: Refused | None) -> None:
         with self._changed:
@@ -173,9 +177,9 @@ class WorkerPool:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise WorkerError(f"the pipeline was closed while a {self._start.kind} was busy.")
+            raise WorkerError(f"the pipeline was closed while a {self._kind.kind} was busy.")
         if not self._workers:
-            raise WorkerError(f"no {self._start.kind} of {self._count} can be used. {self._refusal}")
+            raise WorkerError(f"no {self._kind.kind} of {self._count} can be used. {self._refusal}")
 
     def _take(self, seats: int, near: int | None) -> tuple[Worker, list[int]]:
         """Reserve `seats` seats of a worker."""
@@ -192,8 +196,10 @@ class WorkerPool:
                     worker = max(able, key=lambda worker: len(worker.free))
                     taken, worker.free = worker.free[:seats], worker.free[seats:]
                     return worker, taken
-                if not self._changed.wait(_PATIENCE_SECONDS) and not any(w.is_ready for w in self._workers.values()):
-                    _log.warning("no %s has started yet: %s", self._start.kind, self._start.waiting())
+                in_time = self._changed.wait(_PATIENCE_SECONDS)
+                if not (in_time or self._has_warned or any(each.is_ready for each in self._workers.values())):
+                    self._has_warned = True
+                    _log.warning("no %s has started yet: %s", self._kind.kind, self._kind.waiting())
 
     def _able(self, seats: int) -> list[Worker]:
         return [worker for worker in self._workers.values() if worker.is_ready and len(worker.free) >= seats]
@@ -212,7 +218,7 @@ class WorkerPool:
             self._check_open()
             number = self._number_of(worker)
             if number is not None:
-                self._workers[number] = self._start.start(number, self._on_change)
+                self._begin(number)
                 self._changed.notify_all()
         worker.close()
         return death
