@@ -48,6 +48,7 @@ API = {
     "zephon.loader": "zephon-core/src/zephon/loader.py",
     "zephon.errors": "zephon-core/src/zephon/errors.py",
     "zephon.integrations": "zephon-core/src/zephon/integrations/__init__.py",
+    "zephon.integrations.automodel": "zephon-core/src/zephon/integrations/automodel.py",
     "zephon.integrations.hugging_face": "zephon-core/src/zephon/integrations/hugging_face.py",
     "zephon.integrations.lightning": "zephon-core/src/zephon/integrations/lightning.py",
     "zephon.integrations.trl": "zephon-core/src/zephon/integrations/trl.py",
@@ -162,7 +163,7 @@ def _api_page(module: str) -> str:
 def _folder_page(folder: str, title: str, text: str) -> str:
     parts = [f"# {title}", text]
     for path in sorted((ROOT / folder).glob("[!_]*.*")):
-        language = {".toml": "toml", ".jinja": "jinja", ".py": "python"}[path.suffix]
+        language = {".toml": "toml", ".jinja": "jinja", ".py": "python", ".yaml": "yaml"}[path.suffix]
         parts.append(f"## {path.name}\n\n```{language}\n{path.read_text(encoding='utf-8').rstrip()}\n```")
     return "\n\n".join(parts) + "\n"
 

@@ -1,5 +1,6 @@
 """Zephon as the data of training frameworks; a module per framework, which imports it.
 
+automodel       NeMo AutoModel
 hugging_face    Trainer of transformers, and its subclasses
 lightning       Trainer of Lightning
 trl             SFTTrainer of TRL

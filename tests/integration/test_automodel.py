@@ -1,0 +1,123 @@
+"""NeMo AutoModel's recipe on the CPU, in an environment of its own, and its processes with tensor parallelism."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from support.interpreters import ROOT, alone, find_uv
+from zephon.run.ledger import compare, read_ledger
+
+pytestmark = [pytest.mark.deep, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+# Processes 0 and 1 share a model, and so do 2 and 3. The first of each is asked for the state, and no other.
+PLACES = """
+import sys
+import torch.distributed as dist
+from zephon.integrations.automodel import ZephonDataset
+
+folder, tokenizer, rank = sys.argv[1], sys.argv[2], int(sys.argv[3])
+dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=4)
+sizes = {"seq_len": 32, "microbatch_size": 2, "global_batch": 8}
+dataset = ZephonDataset(f"{folder}/recipe.toml", tokenizer=tokenizer, **sizes)
+batches = iter(dataset.shard(2, rank // 2))
+for _ in range(2):
+    next(batches)
+states = [dataset.state_dict() if rank % 2 == 0 else None]
+dist.broadcast_object_list(states, src=0)
+assert rank % 2 or states[0] == dataset.state_dict()
+expected = next(batches)["input_ids"].tolist()
+dataset.load_state_dict(states[0])
+assert next(iter(dataset))["input_ids"].tolist() == expected
+every = [None] * 4
+dist.all_gather_object(every, expected)
+assert every[0] == every[1] and every[2] == every[3] and every[0] != every[2]
+dataset.loader.close()
+"""
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    lines = (json.dumps({"text": f"Page {n}. " + "some words go on " * (1 + n % 9)}) for n in range(400))
+    (folder / "pages.jsonl").write_text("\n".join(lines))
+    path = folder / "recipe.toml"
+    path.write_text('seed = 1\ncanonical_replicas = 8\n[[sources]]\nname = "pages"\npath = "pages.jsonl"\n')
+    return path
+
+
+@pytest.mark.frameworks
+def test_processes_that_share_a_model_are_not_waited_for(recipe, tiny_tokenizer):
+    command = [sys.executable, "-c", PLACES, str(recipe.parent), str(tiny_tokenizer)]
+    processes = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(4)]
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert not any(process.returncode for process in processes), errors
+
+
+@pytest.fixture(scope="module")
+def train(tmp_path_factory, recipe, tiny_tokenizer):
+    """Runs AutoModel on a number of processes."""
+    folder = tmp_path_factory.mktemp("automodel")
+    packages = [f"{ROOT / 'zephon-core'}[fast]", "nemo-automodel==0.7.0"]
+    (folder / "override.txt").write_text("triton<3.9\n")  # with later ones AutoModel 0.7.0 cannot be imported
+    uv, python = find_uv(), folder / "venv/bin/python"
+    subprocess.run([uv, "venv", "-q", "--python", sys.executable, folder / "venv"], check=True)
+    options = ["--python", python, "--override", folder / "override.txt"]
+    subprocess.run([uv, "pip", "install", "-q", *options, *packages], check=True)
+
+    def run(name, ranks, resume=None, **more):
+        options = {
+            "config": ROOT / "examples/automodel.yaml",
+            "step_scheduler.global_batch_size": 8,
+            "step_scheduler.local_batch_size": 1,
+            "dataset.recipe": recipe,
+            "dataset.seq_len": 64,
+            "dataset.global_batch": 8,
+            "dataset.microbatch_size": 1,
+            "dataset.ledger": folder / name / "ledger",
+            "dataset.tokenizer.pretrained_model_name_or_path": tiny_tokenizer,
+            "checkpoint.checkpoint_dir": folder / name,
+            **({"checkpoint.restore_from": resume} if resume else {}),
+            **more,
+        }
+        words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        command = [python, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "-m", "examples.train_automodel"]
+        environment = alone() | {"NEMO_ENABLE_USER_MODULES": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        ran = subprocess.run(
+            [*command, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
+        )
+        return ran, folder / name
+
+    return run
+
+
+def losses(folder):
+    lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    return {line["step"]: line["loss"] for line in lines}
+
+
+def test_a_run_goes_on_with_one_process_and_with_four(train, recipe):
+    ran, base = train("base", 2)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert sorted(losses(base)) == list(range(6))
+    saved = base / "epoch_0_step_2"
+    ran, one = train("one", 1, resume=saved)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+
+    recipe.write_text(recipe.read_text().replace("seed = 1", "seed = 2"))
+    ran, _ = train("changed", 1, resume=saved)
+    recipe.write_text(recipe.read_text().replace("seed = 2", "seed = 1"))
+    assert ran.returncode and "CheckpointError" in ran.stderr and "seed" in ran.stderr
+
+    # The files that AutoModel looks for on more processes than saved are copies of those that are there.
+    for other in (2, 3):
+        for kind in ("dataloader/dataloader_dp", "rng/rng_global"):
+            shutil.copy(saved / f"{kind}_rank_0.pt", saved / f"{kind}_rank_{other}.pt")
+    ran, four = train("four", 4, resume=saved)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    for name in (one, four):
+        assert compare(read_ledger(base / "ledger"), read_ledger(name / "ledger")) is None
+        after = {step: loss for step, loss in losses(base).items() if step > 2}
+        assert losses(name) == pytest.approx(after, rel=1e-4)
