@@ -17,6 +17,7 @@ import random
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
 from zephon import Pipeline
@@ -46,6 +47,7 @@ def build(folder: Path, tokenizer: Path, groups: int, group: int, ledger: Path) 
             io_options={"cache": {"dir": folder / "cache"}},
             digest_pixels=True,
             on_error="skip" if "pairs" in shares else "raise",
+            error_budget=0.5,
         )
         .tokenize(tokenizer, parallelism=1, datasets=["a", "b"])
     )
@@ -104,6 +106,8 @@ def main(folder: Path, tokenizer: Path, kills: int, seed: int) -> None:
             if not child:
                 try:
                     rank(folder, tokenizer, groups, group, states)
+                except BaseException:
+                    traceback.print_exc()
                 finally:
                     os._exit(70)
             children.append(child)

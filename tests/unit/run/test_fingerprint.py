@@ -136,7 +136,7 @@ OPERATORS = {
             "datasets": ["a", "b"],
             "field": "other",
             "images": "picture2",
-            "vision": VisionSettings(patch_size=4),
+            "vision": replace(VISION, min_pixels=400),
         },
     ),
     "pretokenized": (

@@ -403,11 +403,11 @@ def test_a_step_is_agreed_on_once_even_if_its_first_batch_has_to_be_taken_again(
         asked.append(has_record)
         return has_record
 
-    def failing(self, batch, write=LedgerWriter.write):
+    def failing(self, batch, *step, write=LedgerWriter.write):
         if batch.sequence_numbers[0] == 8 and not failures:
             failures.append(batch)
             raise DataError("no space")
-        write(self, batch)
+        write(self, batch, *step)
 
     monkeypatch.setattr(LedgerWriter, "write", failing)
     source = StaticMixtureWorkSource(datasets=[Dataset.from_dict("d", {"text": WORDS})], repeat=False)
