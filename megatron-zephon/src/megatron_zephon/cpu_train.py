@@ -57,6 +57,8 @@ def _cuda_is_cpu() -> None:
             return result
 
     vars(torch.cuda).update(
+        # Where Lightning has set PYTORCH_NVML_BASED_CUDA_CHECK, torch would go by the number of devices.
+        is_available=lambda: False,
         # Without a device, groups and seeds of model parallelism are silently left out.
         device_count=lambda: 1,
         set_device=lambda device: None,
