@@ -1,12 +1,15 @@
 # The two commands of the README, and what is needed while working. Each sets up first; where nothing changed, that
 # takes no time.
-.PHONY: demo demo-vision test test-all test-free-threaded lint format bench dist docs setup clean
+.PHONY: demo demo-vision experiment test test-all test-free-threaded lint format bench dist docs setup clean
 
 demo: setup
 	@.venv/bin/python -m examples.demo
 
 demo-vision: setup
 	@.venv/bin/python -m examples.demo --vision
+
+experiment: setup
+	@.venv/bin/python -m examples.elastic_training
 
 test:
 	@scripts/test
