@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from support.io_data import SUFFIXES, open_path, write_shard
-from zephon.data import reader
 from zephon.data.storage import StoredFile
 from zephon.errors import DataError, RecipeError
 from zephon.io import Dataset, DecodeCache
@@ -49,13 +48,8 @@ def test_take_gives_any_rows_in_any_order_with_one_chunk_per_column(tmp_path, su
         taken.validate(full=True)
 
 
-@pytest.mark.parametrize(("least_bytes", "held_bytes"), [(0, 1 << 40), (0, 2000), (0, 0), (1 << 40, 0)])
-def test_long_and_short_rows_of_many_groups_are_the_same_however_they_are_picked(
-    tmp_path, monkeypatch, least_bytes, held_bytes
-):
-    """Each way of picking gives texts, lists, structs and nulls, also where shards have other types."""
-    monkeypatch.setattr(reader, "_LONG_ROW_BYTES", least_bytes)
-    monkeypatch.setattr(reader, "_HELD_BYTES", held_bytes)
+def test_rows_of_many_groups_keep_their_values_and_types(tmp_path):
+    """Texts, lists and nulls, also where shards have other types."""
     rows = [
         {"text": None if n % 7 == 0 else f"{n} " + "é" * (n % 50), "ids": None if n % 5 == 0 else list(range(n % 4))}
         for n in range(200)

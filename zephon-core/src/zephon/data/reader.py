@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import threading
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,11 +29,6 @@ _MAX_OPEN_SHARDS = 128
 # below, it picks from each group first. Measured on 100 MB in 12 groups: at 100 % 7.2 against 3.9 GB/s, at 25 % 3.7
 # against 4.2 GB/s, at 3 % 0.6 against 5.9 GB/s.
 _DENSE_SHARE = 0.4
-
-# Rows of at least so many bytes are picked one by one and joined, which copies them once; where they are shorter, their
-# number costs more than a second copy does. Rows picked in that way keep their groups in memory: at most so many bytes.
-_LONG_ROW_BYTES = 4096
-_HELD_BYTES = 128 << 20
 
 _ANNOUNCED_KEPT = 1024
 # How often a group of a file of a store is read, with its bytes fetched anew, before the file counts as damaged.
@@ -186,70 +180,27 @@ def _taken(
         return _picked(tables, rows + shift[np.searchsorted(groups, of_row)])
     order = np.argsort(of_row, kind="stable")
     ends = np.cumsum(counts)
-    inside = (rows - starts[of_row])[order]
-    turns = [*range(turn, len(groups)), *range(turn)]
-    read_in_turn = ((ends[i] - counts[i], ends[i], read(int(groups[i]), int(counts[i]))) for i in turns)
-    first = next(read_in_turn)
-    in_turn = itertools.chain([first], read_in_turn)
-    if first[2].nbytes >= _LONG_ROW_BYTES * first[2].num_rows:
-        return _joined_rows(in_turn, inside, order)
-    for i, (low, high, table) in zip(turns, in_turn, strict=True):
-        tables[i] = table.take(int64_array(inside[low:high]))
+    inside = int64_array((rows - starts[of_row])[order])
+    for i in [*range(turn, len(groups)), *range(turn)]:
+        table = read(int(groups[i]), int(counts[i]))
+        tables[i] = table.take(inside.slice(ends[i] - counts[i], counts[i]))
     back = np.empty(len(order), np.int64)
     back[order] = np.arange(len(order))
     return _picked(tables, back)
 
 
-def _joined_rows(
-    groups: Iterable[tuple[int, int, pa.Table]], inside: npt.NDArray[np.int64], order: npt.NDArray[np.int64]
-) -> pa.Table:
-    """Rows of several groups, copied once.
-
-    Args:
-        groups: (low, high, group), the rows `inside[low:high]` of which are wanted, in the places `order[low:high]`.
-        inside, order: int64[n].
-    """
-    picked: list[Any] = [None] * len(order)  # a record batch of one row per place
-    held: list[int] = []
-    nbytes = 0
-    for low, high, group in groups:
-        if held and nbytes + group.nbytes > _HELD_BYTES:  # copy what was picked so far, which lets the groups go
-            copied = _one_batch([picked[place] for place in held])
-            for i, place in enumerate(held):
-                picked[place] = copied.slice(i, 1)
-            held, nbytes = [], 0
-        batch = group.combine_chunks().to_batches()[0]  # free: a group has one chunk per column
-        nbytes += group.nbytes
-        for row, place in zip(inside[low:high].tolist(), order[low:high].tolist(), strict=True):
-            picked[place] = batch.slice(row, 1)
-            held.append(place)
-    return pa.Table.from_batches([_one_batch(picked)])
-
-
-def _one_batch(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if all(batch.schema == batches[0].schema for batch in batches):
-        table = pa.Table.from_batches(batches)
-    else:
-        table = _concatenated([pa.Table.from_batches([batch]) for batch in batches])
-    return table.combine_chunks().to_batches()[0]
-
-
-def _picked(tables: Sequence[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
-    table = _concatenated(tables)
-    in_order = bool((np.diff(indices) == 1).all())  # then rows are joined and not picked one by one
-    table = table.slice(indices[0], len(indices)) if in_order else table.take(int64_array(indices))
-    return table.combine_chunks()  # free where there is one chunk already
-
-
-def _concatenated(tables: Sequence[pa.Table]) -> pa.Table:
+def _picked(tables: list[pa.Table], indices: npt.NDArray[np.int64]) -> pa.Table:
     try:
-        return pa.concat_tables(tables, promote_options="permissive")
+        table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"files of a dataset hold the same column with types that have nothing in common ({reason}); write "
             "them with one type, or do not ask for that column"
         ) from error
+    in_order = bool((np.diff(indices) == 1).all())  # then rows are joined and not picked one by one
+    table = table.slice(indices[0], len(indices)) if in_order else table.take(int64_array(indices))
+    return table.combine_chunks()  # free where there is one chunk already
 
 
 class ShardFiles(GroupSource):
