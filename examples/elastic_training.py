@@ -248,10 +248,10 @@ def draw(path: Path, resumed: dict[tuple[str, int], Any], scratch: dict[tuple[st
 def _barcodes(axes: Any, resumed: dict[tuple[str, int], Any]) -> None:
     """A row per run and a cell per step, coloured by the digest of its global batch; a cross where the first run of the
     loader had other records."""
-    import colorsys
-
     import numpy as np
     from matplotlib.ticker import MaxNLocator
+
+    from zephon.cli.barcode import colour_of
 
     names = sorted(resumed)
     steps = sorted({int(step) for run in resumed.values() for step in run["digests"]})
@@ -262,8 +262,7 @@ def _barcodes(axes: Any, resumed: dict[tuple[str, int], Any]) -> None:
             digest = resumed[name]["digests"].get(str(step))
             if digest is None:
                 continue
-            hue, light = int(digest[:4], 16) / 65536, 0.35 + 0.4 * int(digest[4:6], 16) / 255
-            picture[y, x] = colorsys.hls_to_rgb(hue, light, 0.65)
+            picture[y, x] = colour_of(bytes.fromhex(digest))
             if digest != reference[str(step)]:
                 axes.plot(step, y, "x", color="black", markersize=5)
     extent = (steps[0] - 0.5, steps[-1] + 0.5, len(names) - 0.5, -0.5)

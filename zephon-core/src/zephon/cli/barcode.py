@@ -33,6 +33,11 @@ def check_plot(path: Path) -> None:
         ) from None
 
 
+def colour_of(digest: bytes) -> tuple[float, float, float]:
+    """The red, green and blue, from 0 to 1, of a SHA-256."""
+    return colorsys.hls_to_rgb(int.from_bytes(digest[:2]) / 65536, 0.35 + 0.4 * digest[2] / 255, 0.65)
+
+
 def draw_barcode(path: Path, rows: Sequence[tuple[str, Mapping[int, bytes], Sequence[int]]]) -> None:
     """Draw runs (name, SHA-256 by step, steps where it was resumed) to a file that `check_plot` allows; a cross marks
     each cell that differs from the first run."""
@@ -45,8 +50,7 @@ def draw_barcode(path: Path, rows: Sequence[tuple[str, Mapping[int, bytes], Sequ
     axes, different = figure.add_subplot(), 0
     for i, (_, digests, resumed) in enumerate(rows):
         for step, digest in digests.items():
-            hue, lightness = int.from_bytes(digest[:2]) / 65536, 0.35 + 0.4 * digest[2] / 255
-            picture[i, step - low] = np.rint(255 * np.array(colorsys.hls_to_rgb(hue, lightness, 0.65)))
+            picture[i, step - low] = np.rint(255 * np.array(colour_of(digest)))
             if digest != reference.get(step, digest):
                 axes.plot(step, i, "x", color="black")
                 different += 1
