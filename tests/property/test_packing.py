@@ -84,7 +84,7 @@ def ordered(orderer, records, origins, cuts):
     made += orderer.flush()
     starts, before = [], 0
     for one in made:
-        starts += [(before, one.buffer, *line) for line in one.origin.tolist()]
+        starts += [(before + first, buffer, *line) for first, buffer, line in one.begins]
         before += one.records
     return RecordBlock.concat([RecordBlock.empty(3), *[one.run() for one in made]]), starts
 

@@ -16,8 +16,9 @@ import pyarrow as pa
 from msgspec import Meta
 
 from zephon.columns.arrow import int32_array, int64_array, string_array
+from zephon.columns.fields import FieldForm, FieldsAhead
 from zephon.columns.images import Images, PixelForm, PixelsAhead
-from zephon.columns.records import RecordBlock, positions_from
+from zephon.columns.records import RecordBlock
 from zephon.config.keys import check, refuse_unknown
 from zephon.data.catalog import Catalog
 from zephon.errors import DataError, PipelineError
@@ -46,7 +47,7 @@ FIELDS += ("num_valid_tokens", "cu_seqlens", "max_seqlen", "pixel_values", "grid
 class BatchInfo:
     """What all batches of a run share: datasets and catalogs by index, the EOS of each document, or None, and, where
     there are images, how the model sees them, their placeholder, whether digests are over their pixels too, and what
-    makes pixels ahead."""
+    makes pixels and fields ahead."""
 
     datasets: tuple[str, ...]
     catalogs: tuple[Catalog, ...]
@@ -55,6 +56,7 @@ class BatchInfo:
     image_id: int = -1
     digest_pixels: bool = False
     pixels_ahead: PixelsAhead | None = None
+    fields_ahead: FieldsAhead | None = None
 
 
 class SampleBatch:
@@ -70,7 +72,8 @@ class SampleBatch:
         self._info = info
         self._sequence_numbers = sequence_numbers
         self._tokens = tokens
-        self._pixels_given = False  # those made ahead, which may have been written to
+        # Whether what was made ahead is given out, and may have been written to.
+        self._pixels_given = self._fields_given = False
 
     def __len__(self) -> int:
         return len(self._block)
@@ -268,25 +271,19 @@ class SampleBatch:
         block = self._block
         n, seq_len = len(block), block.tokens.shape[1] - 1
         width = seq_len + (shift_labels is False)
-        starts = block.starts()
-        ignored = self._ignored(starts, eos_mask_loss, eos_token_id, boundary_mask_loss)
-        fields: dict[str, Any] = {"input_ids": block.tokens[:, :width].astype(integers, copy=False)}
+        ignored = self._ignored(eos_mask_loss, eos_token_id, boundary_mask_loss)
         if width > seq_len:
             ignored = np.insert(np.zeros((n, seq_len), dtype=bool) if ignored is None else ignored, 0, True, axis=1)
-        fields["labels"] = block.tokens[:, -width:].astype(integers, copy=ignored is not None)
+        fields = self._token_fields(FieldForm(integers, width == seq_len, position_mode))
         if ignored is not None:
             limits = np.iinfo(integers)
             if not limits.min <= ignore_index <= limits.max:
                 raise PipelineError(f"ignore_index {ignore_index} does not fit dtype {integers}.")
+            if np.may_share_memory(fields["labels"], block.tokens):
+                fields["labels"] = fields["labels"].copy()
             np.copyto(fields["labels"], ignore_index, where=ignored)
-        if position_mode == "sequence":
-            fields["position_ids"] = np.tile(np.arange(width, dtype=integers), (n, 1))
-        elif position_mode == "preserve" and block.positions is not None:
-            fields["position_ids"] = block.positions[:, :width].astype(integers)
-        elif position_mode == "preserve":
-            fields["position_ids"] = positions_from(starts, n, width, integers)
         if return_mrope_positions:
-            fields["mrope_positions"] = self._mrope_positions(starts, width).astype(integers, copy=False)
+            fields["mrope_positions"] = self._mrope_positions(width).astype(integers, copy=False)
         if return_loss_mask:
             fields["loss_mask"] = np.ones((n, width), dtype=np.float32)
             if ignored is not None:
@@ -296,7 +293,7 @@ class SampleBatch:
         if flatten:
             fields = {n: np.ascontiguousarray(v).reshape(*v.shape[:-2], -1) for n, v in fields.items()}
         if return_cu_seqlens:
-            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(starts, n, width, flatten)
+            fields["cu_seqlens"], fields["max_seqlen"] = _bounds(self._starts, n, width, flatten)
         if return_num_valid_tokens:
             fields["num_valid_tokens"] = n * width - (0 if ignored is None else int(ignored.sum()))
         if self._info.vision is not None:
@@ -306,9 +303,21 @@ class SampleBatch:
             raise PipelineError(f"rename_fields {names} gives one name to two fields.")
         return renamed if as_numpy else _to_torch(renamed, block.tokens)
 
-    def _ignored(
-        self, starts: tuple[np.ndarray, np.ndarray], eos_mask_loss: bool, eos_token_id: int | None, boundaries: bool
-    ) -> np.ndarray | None:
+    @functools.cached_property
+    def _starts(self) -> tuple[np.ndarray, np.ndarray]:
+        return self._block.starts()
+
+    def _token_fields(self, form: FieldForm) -> dict[str, Any]:
+        """input_ids, labels and position_ids, made ahead where the last batch was asked for the same."""
+        ahead, ready = self._info.fields_ahead, self._block.fields
+        if ahead:
+            ahead.form = form
+        if ready is None or ready.form != form or self._fields_given:
+            return dict(self._block.fields_in(form).arrays)
+        self._fields_given = True
+        return dict(ready.arrays)
+
+    def _ignored(self, eos_mask_loss: bool, eos_token_id: int | None, boundaries: bool) -> np.ndarray | None:
         """bool[n, S]: labels that are not trained on; None where all are."""
         block, masks = self._block, []
         seq_len = block.tokens.shape[1] - 1
@@ -322,7 +331,8 @@ class SampleBatch:
                 raise PipelineError("eos_mask_loss needs eos_token_id, since this pipeline adds no EOS of its own.")
             masks.append(block.tokens[:, :-1] == eos)
         if boundaries:
-            record, place = (column[starts[1] > 0] for column in starts)
+            record, place = self._starts
+            record, place = record[place > 0], place[place > 0]
             masks.append(np.zeros((len(block), seq_len), dtype=bool))
             masks[-1][record, place - 1] = True
             if block.positions is not None:
@@ -343,9 +353,9 @@ class SampleBatch:
                 )
         return grids
 
-    def _mrope_positions(self, starts: tuple[np.ndarray, np.ndarray], width: int) -> np.ndarray:
+    def _mrope_positions(self, width: int) -> np.ndarray:
         merge = 1 if self._info.vision is None else self._info.vision.merge_size
-        return mrope_positions(self.tokens, starts, self._info.image_id, self._grids // merge)[:, :, :width]
+        return mrope_positions(self.tokens, self._starts, self._info.image_id, self._grids // merge)[:, :, :width]
 
     def _visual(self, vision: VisionSettings, form: PixelForm) -> dict[str, Any]:
         """pixel_values and grid_thw of the images of a batch."""

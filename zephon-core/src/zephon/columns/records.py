@@ -7,7 +7,7 @@ array operations over a whole block.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from zephon.columns.arrow import ragged_take
 from zephon.columns.damage import Lost
 from zephon.columns.faults import RowFault
+from zephon.columns.fields import FieldForm, Fields
 from zephon.columns.images import Images
 
 
@@ -170,6 +171,7 @@ class RecordBlock:
             padding.
         positions: int32[n, record_length], the position of each token; None where they are `counted_positions`.
         images: those of each span; None where there are none.
+        fields: what a trainer takes of them, made ahead; None where it is not.
     """
 
     tokens: np.ndarray
@@ -182,15 +184,10 @@ class RecordBlock:
     loss: np.ndarray | None = None
     positions: np.ndarray | None = None
     images: Images | None = None
+    fields: Fields | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes held by the arrays."""
-        arrays = (getattr(self, each.name) for each in fields(self))
-        return sum(array.nbytes for array in arrays if array is not None)
 
     def slice(self, start: int, stop: int) -> RecordBlock:
         """Records `start:stop`, as views."""
@@ -202,8 +199,25 @@ class RecordBlock:
             loss=None if self.loss is None else self.loss[start:stop],
             positions=None if self.positions is None else self.positions[start:stop],
             images=None if self.images is None else self.images.slice(low, high),
+            fields=None if self.fields is None else self.fields.slice(start, stop),
             **{name: getattr(self, name)[low:high] for name in PER_SPAN},
         )
+
+    def fields_in(self, form: FieldForm) -> Fields:
+        """What a trainer takes of the records; input_ids and labels may be views of the tokens."""
+        n, length = self.tokens.shape
+        width = length - form.shift_labels
+        arrays = {
+            "input_ids": self.tokens[:, :width].astype(form.dtype, copy=False),
+            "labels": self.tokens[:, -width:].astype(form.dtype, copy=False),
+        }
+        if form.position_mode == "sequence":
+            arrays["position_ids"] = np.tile(np.arange(width, dtype=form.dtype), (n, 1))
+        elif form.position_mode == "preserve" and self.positions is not None:
+            arrays["position_ids"] = self.positions[:, :width].astype(form.dtype)
+        elif form.position_mode == "preserve":
+            arrays["position_ids"] = positions_from(self.starts(), n, width, form.dtype)
+        return Fields(form, arrays)
 
     def starts(self) -> tuple[np.ndarray, np.ndarray]:
         """(record, place), integers: where documents, parts of documents and the padding start, in order."""
@@ -267,6 +281,7 @@ class RecordBlock:
             loss=np.concatenate(losses) if losses else None,
             positions=np.concatenate(positions) if positions else None,
             images=_images(blocks),
+            fields=Fields.concat([block.fields for block in blocks]),
             **{name: np.concatenate([getattr(block, name) for block in blocks]) for name in PER_SPAN},
         )
 

@@ -67,8 +67,14 @@ def _mixed(x: np.ndarray) -> np.ndarray:
 
 def shuffled_indices(key: int, n: int) -> np.ndarray:
     """A uniformly random order of 0 to n - 1 as int64[n], fixed by `key`."""
+    return shuffled_rows(np.array([key], dtype=np.uint64), n)[0]
+
+
+def shuffled_rows(keys: np.ndarray, n: int) -> np.ndarray:
+    """int64[len(keys), n]: `shuffled_indices` of each of some keys uint64[m]."""
     # `hash64` maps distinct numbers to distinct hashes, so there are no ties and any kind of sort gives the same order.
-    return np.argsort(hash64(key, np.arange(n, dtype=np.uint64))).astype(np.int64, copy=False)
+    hashes = hash64(np.repeat(keys, n), np.tile(np.arange(n, dtype=np.uint64), len(keys)))
+    return np.argsort(hashes.reshape(-1, n), axis=1).astype(np.int64, copy=False)
 
 
 def feistel(key: int | np.ndarray, n: int | np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -12,6 +12,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 
@@ -25,6 +26,8 @@ from zephon.engine.plan import Plan
 from zephon.engine.processes.pool import WorkerPool
 from zephon.engine.runners import ENGINES, Runner
 from zephon.engine.totals import Totals
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,47 +144,48 @@ class Engine:
             self._pool.close()
 
 
-class Ahead:
+class Ahead(Generic[_T]):
     """The rounds of an engine, run in a background thread.
 
     Args:
         engine: the engine to run; closed when the thread ends.
-        blocks: finished blocks that may wait for the consumer, at most.
+        ready: items that may wait for the consumer, at most.
+        items: makes the items of the rounds, in the same thread.
     """
 
-    def __init__(self, engine: Engine, blocks: int) -> None:
-        self._handover = _Handover(engine, blocks)
+    def __init__(self, engine: Engine, ready: int, items: Callable[[Iterator[RecordBlock]], Iterator[_T]]) -> None:
+        self._handover = _Handover(engine, ready, items)
         # Ends the thread when the iterator is dropped.
         self.close = weakref.finalize(self, self._handover.close)
         thread = threading.Thread(target=self._handover.produce, name="zephon-engine", daemon=True)
         ENGINES[thread] = self._handover.close
         thread.start()
 
-    def __iter__(self) -> Iterator[RecordBlock]:
+    def __iter__(self) -> Iterator[_T]:
         return self
 
-    def __next__(self) -> RecordBlock:
+    def __next__(self) -> _T:
         return self._handover.get()
 
 
-class _Handover:
-    """Between the engine's thread and the consumer: blocks, then the exception that ended them."""
+class _Handover(Generic[_T]):
+    """Between the engine's thread and the consumer: items, then the exception that ended them."""
 
-    def __init__(self, engine: Engine, blocks: int) -> None:
-        self._engine = engine
-        self._ready: queue.SimpleQueue[RecordBlock | BaseException] = queue.SimpleQueue()
-        self._room = threading.Semaphore(blocks)
+    def __init__(self, engine: Engine, ready: int, items: Callable[[Iterator[RecordBlock]], Iterator[_T]]) -> None:
+        self._engine, self._items = engine, items
+        self._ready: queue.SimpleQueue[_T | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(ready)
         self._closed = False
 
     def produce(self) -> None:
         """Run the engine to its end, or until the consumer has gone."""
         end: BaseException = StopIteration()
         try:
-            for block in self._engine.rounds():
+            for item in self._items(self._engine.rounds()):
                 self._room.acquire()
                 if self._closed:
                     break
-                self._ready.put(block)
+                self._ready.put(item)
         except BaseException as error:
             end = error
         finally:
@@ -189,17 +193,17 @@ class _Handover:
             self._ready.put(end)
             ENGINES.pop(threading.current_thread(), None)
 
-    def get(self) -> RecordBlock:
-        """The next block; after the last one, raises the exception that ended the engine."""
-        block = self._ready.get()
-        if isinstance(block, BaseException):
-            self._ready.put(block)
-            raise block
+    def get(self) -> _T:
+        """The next item; after the last one, raises the exception that ended the engine."""
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            self._ready.put(item)
+            raise item
         self._room.release()
-        return block
+        return item
 
     def close(self) -> None:
-        """Called when the consumer is gone: stop the engine and drop finished blocks."""
+        """Called when the consumer is gone: stop the engine and drop finished items."""
         self._closed = True
         self._room.release()
         self._engine.close_pool()

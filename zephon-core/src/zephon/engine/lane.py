@@ -296,9 +296,9 @@ class LaneStream:
             self._packed_bytes -= job.nbytes
             ordered_jobs = self._orderer.push(pending.result(), job.origins, job.fresh)
         for ordered in ordered_jobs:
-            for chunk, position, token, *skips in ordered.origin.tolist():
-                window, before = self._orderer_window, self._records_ordered
-                self.starts.append(LaneStart(window, before, chunk, position, token, ordered.buffer, tuple(skips)))
+            for first, buffer, (chunk, position, token, *skips) in ordered.begins:
+                window, before = self._orderer_window, self._records_ordered + first
+                self.starts.append(LaneStart(window, before, chunk, position, token, buffer, tuple(skips)))
             self._records_ordered += ordered.records
             self._ordered.append(self._submit(ordered))
         if item is _Mark.WINDOW_END:

@@ -101,8 +101,9 @@ class Ordered:
     run: Callable[[], RecordBlock]
     nbytes: int  # as in `Job`
     records: int  # how many
-    origin: np.ndarray  # int64[1, 3]: one of the `origins` of a `Job`, or int64[0, 3]
-    buffer: int  # number of their buffer in the window
+    # Where buffers begin that the lane can be entered at: the record, the number of the buffer in the window, and the
+    # line of it in the `origins` of its `Job`.
+    begins: list[tuple[int, int, list[int]]]
 
 
 class Orderer(Protocol):

@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from zephon.columns.records import RecordBlock
 from zephon.config.keys import Positive, check_keys, key
-from zephon.curriculum.permute import derive_key, mix_key, shuffled_indices
+from zephon.curriculum.permute import derive_key, mix_key, shuffled_indices, shuffled_rows
 from zephon.errors import PipelineError
 from zephon.ops.base import Ordered
 
@@ -62,42 +62,53 @@ class Shuffler:
         self._origin = _NO_ORIGIN
 
     def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
-        """Take records; gives a job per full buffer."""
-        jobs = [self._emit()] if fresh and self._held else []
-        start = 0
-        while start < len(block):
+        """Take records; gives one job for all buffers that they fill."""
+        jobs = [self._emit(self._held)] if fresh and self._held else []
+        missing = self._size - self._held
+        if len(block) >= missing:
+            first, used = len(block) - (len(block) - missing) % self._size, self._held
+            begins = [self._origin] if used else []
+            begins += [origins[n : n + 1] for n in range(missing if used else 0, first, self._size)]
+            self._parts.append(block.slice(0, first))
+            self._held += first
+            jobs.append(self._emit(self._size, begins))
+            block, origins = block.slice(first, len(block)), origins[first:]
+        if len(block):
             if not self._held:
-                self._origin = _known(origins[start : start + 1])
-            stop = min(len(block), start + self._size - self._held)
-            self._parts.append(block.slice(start, stop))
-            self._held += stop - start
-            start = stop
-            if self._held == self._size:
-                jobs.append(self._emit())
+                self._origin = origins[:1]
+            self._parts.append(block)
+            self._held += len(block)
         return jobs
 
     def flush(self) -> list[Ordered]:
         """Give out an incomplete buffer; the next window starts."""
-        jobs = [self._emit()] if self._held else []
+        jobs = [self._emit(self._held)] if self._held else []
         self._window += 1
         self._buffer = 0
         return jobs
 
-    def _emit(self) -> Ordered:
-        parts, count, keys = self._parts, self._held, self._keys
-        key = mix_key(self._key, self._window, self._buffer)
+    def _emit(self, size: int, begins: Sequence[np.ndarray] | None = None) -> Ordered:
+        """The records held, which are buffers of `size` that begin at these origins; by default one."""
+        parts, count = self._parts, self._held
+        numbers = range(self._buffer, self._buffer + count // size)
         made = Ordered(
-            run=lambda: RecordBlock.arrange(
-                parts, shuffled_indices(key, count) if keys is None else _order_of_datasets(parts, key, keys)
-            ),
+            run=partial(self._shuffled, parts, [mix_key(self._key, self._window, n) for n in numbers], size),
             nbytes=count * parts[0].tokens.shape[1] * 4,
             records=count,
-            origin=self._origin,
-            buffer=self._buffer,
+            begins=_begins(range(0, count, size), numbers, [self._origin] if begins is None else begins),
         )
         self._parts, self._held = [], 0
-        self._buffer += 1
+        self._buffer = numbers.stop
         return made
+
+    def _shuffled(self, parts: list[RecordBlock], keys: list[int], size: int) -> RecordBlock:
+        if self._keys is None:
+            order = shuffled_rows(np.array(keys, dtype=np.uint64), size)
+        else:
+            datasets = np.concatenate([part.span_dataset[part.span_offsets[:-1]] for part in parts]).reshape(-1, size)
+            order = np.stack([_order_of_datasets(*each, self._keys) for each in zip(datasets, keys, strict=True)])
+        order += np.arange(0, order.size, size)[:, None]
+        return RecordBlock.arrange(parts, order.reshape(-1))
 
 
 class Passer:
@@ -113,20 +124,15 @@ class Passer:
         self._into = 0
 
     def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
-        """Give the records on, cut where buffers begin."""
-        jobs = []
+        """Give the records on."""
         if fresh and self._into:
             self._into, self._buffer = 0, self._buffer + 1
-        start = 0
-        while start < len(block):
-            stop = min(len(block), start + self._size - self._into)
-            origin = _NO_ORIGIN if self._into else _known(origins[start : start + 1])
-            run = partial(block.slice, start, stop)
-            jobs.append(Ordered(run, nbytes=0, records=stop - start, origin=origin, buffer=self._buffer))
-            self._into = (self._into + stop - start) % self._size
-            self._buffer += self._into == 0
-            start = stop
-        return jobs
+        firsts = range(-self._into % self._size, len(block), self._size)
+        numbers = range(self._buffer + (self._into > 0), self._buffer + (self._into > 0) + len(firsts))
+        begins = _begins(firsts, numbers, [origins[n : n + 1] for n in firsts])
+        ended, self._into = divmod(self._into + len(block), self._size)
+        self._buffer += ended
+        return [Ordered(lambda: block, nbytes=0, records=len(block), begins=begins)] if len(block) else []
 
     def flush(self) -> list[Ordered]:
         """The next window starts."""
@@ -134,9 +140,8 @@ class Passer:
         return []
 
 
-def _order_of_datasets(parts: list[RecordBlock], key: int, keys: Sequence[int]) -> np.ndarray:
-    """A random order int64[n] of the records of some blocks in which each place keeps the dataset of its record."""
-    datasets = np.concatenate([part.span_dataset[part.span_offsets[:-1]] for part in parts])
+def _order_of_datasets(datasets: np.ndarray, key: int, keys: Sequence[int]) -> np.ndarray:
+    """A random order int64[n] of records of some datasets in which each place keeps the dataset of its record."""
     order = np.empty(len(datasets), dtype=np.int64)
     for d in np.unique(datasets).tolist():
         places = np.flatnonzero(datasets == d)
@@ -144,6 +149,10 @@ def _order_of_datasets(parts: list[RecordBlock], key: int, keys: Sequence[int]) 
     return order
 
 
-def _known(origin: np.ndarray) -> np.ndarray:
-    """The line, or none where it names no place."""
-    return origin if origin[0, 0] >= 0 else _NO_ORIGIN
+def _begins(records: range, buffers: range, origins: Sequence[np.ndarray]) -> list[tuple[int, int, list[int]]]:
+    """What `Ordered.begins` wants, without those whose origin names no place."""
+    return [
+        (record, buffer, origin[0].tolist())
+        for record, buffer, origin in zip(records, buffers, origins, strict=True)
+        if len(origin) and origin[0, 0] >= 0
+    ]

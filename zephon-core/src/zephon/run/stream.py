@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from zephon.batch import BatchInfo, SampleBatch
 from zephon.columns.faults import FaultReport
+from zephon.columns.fields import FieldsAhead
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
 from zephon.config.topology import Topology
@@ -24,9 +25,11 @@ from zephon.run.ledger import LedgerWriter
 from zephon.run.report import Account, mixture_line, mixture_of
 
 _log = logging.getLogger("zephon")
-_BLOCKS_READY = 2
+_PARTS_READY = 4
+_PART_TOKENS = 1 << 17  # with their fields 3.5 MB
 _DROPPED_AT_ONCE = 4096
 _MANY_PASSES = 100
+_Part = tuple[RecordBlock, np.ndarray]  # records and their `tokens_before`
 
 
 class BatchStream:
@@ -63,7 +66,8 @@ class BatchStream:
         catalogs = tuple(dataset.catalog for dataset in compiled.datasets)
         shown = compiled.vision, compiled.image_id, options.digest_pixels
         ahead = plan.pixels.wanted if plan.pixels else None
-        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *shown, ahead)
+        fields = None if plan.pixels else FieldsAhead()
+        self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *shown, ahead, fields)
         self._cursor = self._begun = cursor
         self._reached = cursor  # within a batch not handed out yet
         self._given = np.zeros(len(plan.dataset_names), dtype=np.int64)
@@ -100,10 +104,13 @@ class BatchStream:
             self._faults.add if self._faults else None,
         )
         self._window_logged = self._window()
-        self._ahead: Ahead | None = None
+        size = self._microbatch * max(1, _PART_TOKENS // (self._microbatch * plan.pack.record_length))
+        parts = partial(_parts, passed=passed, size=size, datasets=len(plan.dataset_names), fields=fields)
+        self._ahead: Ahead[_Part] | None = None
         if isinstance(self._engine, Engine) and self._engine.looks_ahead:
-            self._ahead = Ahead(self._engine, _BLOCKS_READY)
-        self._blocks = self._after(self._ahead or self._engine.rounds(), passed)
+            ready = max(2, min(_PARTS_READY, compiled.ready_records // size))
+            self._ahead = Ahead(self._engine, ready, parts)
+        self._parts: Iterator[_Part] = self._ahead or parts(self._engine.rounds())
         self._held: RecordBlock | None = None
         self._at = 0  # records of it that have been taken
         self._tokens_before = self._given[None]  # see `RecordBlock.tokens_before`
@@ -273,18 +280,27 @@ class BatchStream:
         """Whether there is a record, waiting for the engine if need be."""
         if self._held is not None and self._at == len(self._held):
             self._held = None
-        if self._held is None and (block := next(self._blocks, None)) is not None:
-            self._held, self._at, self._tokens_before = block, 0, block.tokens_before(len(self._given))
+        if self._held is None and (part := next(self._parts, None)) is not None:
+            (self._held, self._tokens_before), self._at = part, 0
             self._starts()  # drops those that are passed
         return self._held is not None
 
-    @staticmethod
-    def _after(blocks: Iterable[RecordBlock], passed: int) -> Iterator[RecordBlock]:
-        """The records after the first `passed` ones."""
-        for block in blocks:
-            if passed < len(block):
-                yield block.slice(passed, len(block)) if passed else block
-            passed = max(0, passed - len(block))
+
+def _parts(
+    blocks: Iterator[RecordBlock], *, passed: int, size: int, datasets: int, fields: FieldsAhead | None
+) -> Iterator[_Part]:
+    """The records after the first `passed` in parts of `size`, which the end of a block cuts in two, so that
+    microbatches fall into one part each."""
+    room = size
+    for block in blocks:
+        start, passed = min(passed, len(block)), max(0, passed - len(block))
+        while start < len(block):
+            part = block.slice(start, min(start + room, len(block)))
+            if fields and fields.form:
+                part.fields = part.fields_in(fields.form)
+            yield part, part.tokens_before(datasets)
+            start += len(part)
+            room = room - len(part) or size
 
 
 def _numbers(topology: Topology, places: Sequence[tuple[int, int]]) -> np.ndarray:
