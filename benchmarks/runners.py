@@ -5,7 +5,8 @@ uses the machine.
 
 map      a row-wise Python function: a bare loop over the same rows, then worker processes, one and two
 isolate  columns from Parquet to tensors, in threads and in a process of its own
-ray      columns and map in actors of a Ray cluster (RAY_ADDRESS, else a new one): tokens/s, and CPU time of the trainer
+ray      columns and map in actors of a Ray cluster (RAY_ADDRESS, else a new one), with and without an isolated engine:
+         tokens/s, and CPU time of the trainer
 lock     how fast pure Python runs in the training thread meanwhile
 """
 
@@ -16,6 +17,7 @@ import re
 import time
 import unicodedata
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,11 @@ _SPACE = re.compile(r"[ \t]+")
 _TICKS = os.sysconf("SC_CLK_TCK")
 _TURN_SECONDS = 2.0
 _SETTLED_TOKENS = 12_000_000  # what may have been ready
+_RAY_BESIDE: dict[str, dict[str, Any]] = {
+    "threads": {"runner": "threads"},
+    "ray": {"runner": "ray"},
+    "ray and isolate": {"runner": "ray", "isolate": True},
+}
 
 
 def clean(row: dict[str, Any]) -> dict[str, Any]:
@@ -56,8 +63,10 @@ def wanted_by(pid: int) -> float:
 
 def workers_of(pid: int) -> list[int]:
     """Processes started by a process, and by those."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(word) for task in tasks for word in task.read_text().split()]
+    found = list[int]()
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has just ended
+            found += map(int, task.read_text().split())
     return found + [each for child in found for each in workers_of(child)]
 
 
@@ -83,9 +92,10 @@ def bare_loop(job: dict[str, Any]) -> Callable[[], float]:
 class Stream:
     """A pipeline that is consumed for a while, and then waits."""
 
-    def __init__(self, pipeline: Any) -> None:
+    def __init__(self, pipeline: Any, seq_len: int = SEQ_LEN) -> None:
         before = set(workers_of(os.getpid()))
         self.pipeline = pipeline
+        self.batch_tokens = MICROBATCH * seq_len
         self.batches = iter(pipeline)
         next(self.batches)
         self.workers = sorted(set(workers_of(os.getpid())) - before)
@@ -93,21 +103,21 @@ class Stream:
     def turn(self, settled: int, seconds: float = _TURN_SECONDS, least: int = 0) -> dict[str, float]:
         """Consume for so long and at least so many tokens, what was ready aside; rates per second of wall and of CPU
         time."""
-        for _ in range(settled // (MICROBATCH * SEQ_LEN)):
+        for _ in range(settled // self.batch_tokens):
             next(self.batches).to_training()
         mixture = self.pipeline.mixture
         rows = sum(each.rows for each in mixture().values())
         cpu, own = [cpu_of(pid) for pid in self.workers], time.process_time()
         wanted = sum(map(wanted_by, self.workers))
         began, count = time.perf_counter(), 0
-        while time.perf_counter() - began < seconds or count * MICROBATCH * SEQ_LEN < least:
+        while time.perf_counter() - began < seconds or count * self.batch_tokens < least:
             next(self.batches).to_training()
             count += 1
         wall = time.perf_counter() - began
         spent = sum(cpu_of(pid) - was for pid, was in zip(self.workers, cpu, strict=True))
         wanted = sum(map(wanted_by, self.workers)) - wanted
         rows = sum(each.rows for each in mixture().values()) - rows
-        tokens = count * MICROBATCH * SEQ_LEN
+        tokens = count * self.batch_tokens
         own = time.process_time() - own
         return {
             "tokens": tokens / wall,
@@ -175,21 +185,27 @@ def bench_ray(job: dict[str, Any], seconds: float) -> None:
     new = {"num_cpus": 2 * job["threads"], "include_dashboard": False, "object_store_memory": 1 << 30}
     given = {} if "RAY_ADDRESS" in os.environ else new
     ray.init(logging_level="ERROR", log_to_driver=False, **given)
-    for what, mapped in (("columns", False), ("a row-wise map", True)):
+    for what, mapped, seq_len in (
+        ("columns", False, SEQ_LEN),
+        ("columns", False, 4 * SEQ_LEN),
+        ("a row-wise map", True, SEQ_LEN),
+    ):
         settled, taken = 4_000_000 if mapped else _SETTLED_TOKENS, {}
-        for name in ("threads", "ray"):  # not in turns: what refills the one would count as CPU time of the other
-            stream = Stream(build(job, mapped=mapped, runner=name))
+        shape = f"ray, {what}, batches of {MICROBATCH} x {seq_len:,}"
+        # Not in turns: what refills the one would count as CPU time of the other.
+        for name, options in _RAY_BESIDE.items():
+            stream = Stream(build({**job, "seq_len": seq_len}, mapped=mapped, **options), seq_len)
+            stream.workers = []  # of a cluster, which are not this process's own
             # Many blocks of a turn, of which each worker makes two at once.
             taken |= in_turns({name: partial(stream.turn, settled, 0.0, settled)}, seconds)
             stream.pipeline.close()
-            each = taken[name]
+            each, beside = taken[name], taken["threads"]
             print(
-                f"ray, {what}, {name}: {each['tokens'] / 1e6:.2f} million tokens/s; the trainer needs "
-                f"{each['own_ms_per_million']:.1f} ms of CPU time per million tokens"
+                f"{shape}, {name}: {each['tokens'] / 1e6:.2f} million tokens/s, "
+                f"{each['tokens'] / beside['tokens']:.2f} of threads; the trainer needs "
+                f"{each['own_ms_per_million']:.1f} ms of CPU time per million tokens, "
+                f"{each['own_ms_per_million'] / beside['own_ms_per_million']:.3f} of threads"
             )
-        ratio = {key: taken["ray"][key] / taken["threads"][key] for key in ("tokens", "own_ms_per_million")}
-        own = f"{ratio['own_ms_per_million']:.3f} in the trainer's CPU time"
-        print(f"  Ray to threads: {ratio['tokens']:.2f} in tokens/s, {own}")
     ray.shutdown()
 
 

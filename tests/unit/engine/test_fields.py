@@ -4,10 +4,11 @@ from itertools import islice
 from unittest.mock import patch
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import zephon.run.stream
+import zephon.engine.engine
 from support.examples import few
 from zephon import Pipeline
 from zephon.io import Dataset
@@ -25,10 +26,10 @@ ASKED = [
 ]
 
 
-def build(tokenizer, runner, lanes, microbatch, algorithm):
+def build(tokenizer, runner, lanes=1, microbatch=2, algorithm="wrap", **options):
     texts = [f"document {n} " * (1 + n % 7) for n in range(60)]
     source = StaticMixtureWorkSource([Dataset.from_dict("d", {"text": texts})], chunk_size=20)
-    pipeline = Pipeline(source).options(runner=runner, canonical_replicas=lanes, prefetch_batches=4)
+    pipeline = Pipeline(source).options(runner=runner, canonical_replicas=lanes, prefetch_batches=4, **options)
     return pipeline.tokenize(tokenizer).pack_flat(15, algorithm).shuffle(8).batch(microbatch)
 
 
@@ -42,7 +43,7 @@ def build(tokenizer, runner, lanes, microbatch, algorithm):
     asked=st.lists(st.tuples(st.sampled_from(ASKED), st.booleans()), min_size=1, max_size=30),
 )
 def test_are_those_that_a_batch_makes_itself(tiny_tokenizer, lanes, microbatch, algorithm, part, start, asked):
-    with patch.object(zephon.run.stream, "_PART_TOKENS", part):
+    with patch.object(zephon.engine.engine, "_PART_TOKENS", part):
         ahead = build(tiny_tokenizer, "threads", lanes, microbatch, algorithm)
         itself = build(tiny_tokenizer, "inline", lanes, microbatch, algorithm)
         list(islice(itself, start))
@@ -60,14 +61,19 @@ def test_are_those_that_a_batch_makes_itself(tiny_tokenizer, lanes, microbatch, 
         ahead.close()
 
 
-def test_are_made_once_it_is_known_in_which_form(tiny_tokenizer):
-    pipeline = build(tiny_tokenizer, "threads", 1, 2, "wrap")
+@pytest.mark.parametrize("isolate", [False, True])
+def test_are_made_once_it_is_known_in_which_form(tiny_tokenizer, isolate):
+    pipeline = build(tiny_tokenizer, "threads", isolate=isolate)
     stream = iter(pipeline)
-    next(stream).to_training(dtype="int32")
+    first = next(stream).to_training(dtype="int32")
     batches = list(islice(stream, 40))
     assert batches[0].block.fields is None or batches[0].block.fields.form.dtype == "int32"
     last = batches[-1].block.fields
     assert last is not None and last.form == (np.dtype("int32"), True, "preserve")
-    assert batches[-1].to_training(dtype="int32")["labels"].data_ptr() == last.arrays["labels"].ctypes.data
-    assert batches[-1].to_training(dtype="int32")["labels"].data_ptr() != last.arrays["labels"].ctypes.data
+    given, again = (batches[-1].to_training(dtype="int32")["labels"] for _ in range(2))
+    assert given.data_ptr() == last.arrays["labels"].ctypes.data != again.data_ptr()
+    assert (first["labels"] >= 0).all() and (given == again).all()
+    for batch, expected in zip(batches, islice(build(tiny_tokenizer, "inline"), 1, None), strict=False):
+        for name, value in batch.to_training().items():
+            assert (value == expected.to_training()[name]).all()
     pipeline.close()

@@ -196,11 +196,14 @@ class RecordBlock:
             tokens=self.tokens[start:stop],
             lengths=self.lengths[start:stop],
             span_offsets=self.span_offsets[start : stop + 1] - low,
+            span_start=self.span_start[low:high],
+            span_dataset=self.span_dataset[low:high],
+            span_row=self.span_row[low:high],
+            span_token=self.span_token[low:high],
             loss=None if self.loss is None else self.loss[start:stop],
             positions=None if self.positions is None else self.positions[start:stop],
             images=None if self.images is None else self.images.slice(low, high),
             fields=None if self.fields is None else self.fields.slice(start, stop),
-            **{name: getattr(self, name)[low:high] for name in PER_SPAN},
         )
 
     def fields_in(self, form: FieldForm) -> Fields:

@@ -1,6 +1,6 @@
 """The engine of one data-parallel group: the records of its lanes, interleaved round by round.
 
-`Engine.rounds()` is a plain generator. `Ahead` runs it in a thread of its own, so that the training thread finds
+`Engine.parts()` is a plain generator. `Ahead` runs it in a thread of its own, so that the training thread finds
 records ready; look-ahead is bounded, and dropping the iterator ends the thread.
 """
 
@@ -12,11 +12,11 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 import numpy as np
 
 from zephon.columns.faults import RowFault
+from zephon.columns.fields import FieldsAhead
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.progress import progress_of
 from zephon.columns.records import RecordBlock
@@ -27,7 +27,10 @@ from zephon.engine.processes.pool import WorkerPool
 from zephon.engine.runners import ENGINES, Runner
 from zephon.engine.totals import Totals
 
-_T = TypeVar("_T")
+_PART_TOKENS = 1 << 18  # with their fields 7 MB
+_PARTS_READY = 4
+Part = tuple[RecordBlock, np.ndarray]
+"""Records, and their `RecordBlock.tokens_before`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +43,10 @@ class EngineSetup:
         ray: the cluster for the runner "ray".
         workers: number of workers by kind of work.
         starts: by feed of this group, its start and the number of records to leave out after it.
-        block_records: approximate number of records per block.
-        on_window: called with feed and start of every window that a feed reaches, from the thread that runs `rounds`.
+        passed: records of this group, of the first round, to leave out.
+        microbatch: records of a microbatch.
+        ready_records: finished records that may wait for the consumer.
+        on_window: called with feed and start of every window that a feed reaches, from the thread that runs `parts`.
         on_fault: called, from the same thread, with feed, chunk and fault for every row left out as unusable; of a feed
             that several groups read, in the first of them.
     """
@@ -51,9 +56,21 @@ class EngineSetup:
     ray: RaySettings
     workers: Mapping[str, int]
     starts: Mapping[int, tuple[LaneStart, int]]
-    block_records: int
+    passed: int
+    microbatch: int
+    ready_records: int
     on_window: Callable[[int, LaneStart], None] | None = None
     on_fault: Callable[[int, int, RowFault], None] | None = None
+
+    @property
+    def part_records(self) -> int:
+        """Records handed over at once: whole microbatches."""
+        return self.microbatch * max(1, _PART_TOKENS // (self.microbatch * self.plan.pack.record_length))
+
+    @property
+    def parts_ready(self) -> int:
+        """How many parts may wait for the consumer."""
+        return max(2, min(_PARTS_READY, self.ready_records // self.part_records))
 
 
 class Engine:
@@ -68,10 +85,11 @@ class Engine:
     def __init__(self, setup: EngineSetup, runner: Runner, pool: WorkerPool | None = None) -> None:
         plan = self._plan = setup.plan
         self.totals = Totals(len(plan.dataset_names))
-        self.looks_ahead = runner.looks_ahead
+        self.looks_ahead, self.parts_ready = runner.looks_ahead, setup.parts_ready
+        self._passed, self._part_records = setup.passed, setup.part_records
         self._runner, self._pool = runner, pool
         topology = plan.topology
-        self._rounds = max(1, setup.block_records // (len(topology.owned_feeds) * topology.lanes_per_feed))
+        self._rounds = max(1, setup.ready_records // 2 // (len(topology.owned_feeds) * topology.lanes_per_feed))
         share = plan.lookahead_bytes // len(topology.owned_feeds)
         self.lanes = {}
         for feed in topology.owned_feeds:
@@ -82,6 +100,25 @@ class Engine:
             self.lanes[feed] = LaneStream(
                 plan, feed, *setup.starts[feed], runner, totals, share, setup.on_window, on_fault
             )
+
+    def parts(self, fields: FieldsAhead | None = None) -> Iterator[Part]:
+        """The records of `rounds` that are not passed over, a few microbatches at a time.
+
+        The end of a block cuts a part in two, so that each microbatch falls into one part.
+
+        Args:
+            fields: the form in which their fields are made at once; None where they are not.
+        """
+        room, passed = self._part_records, self._passed
+        for block in self.rounds():
+            start, passed = min(passed, len(block)), max(0, passed - len(block))
+            while start < len(block):
+                part = block.slice(start, min(start + room, len(block)))
+                if fields and fields.form:
+                    part.fields = part.fields_in(fields.form)
+                yield part, part.tokens_before(len(self._plan.dataset_names))
+                start += len(part)
+                room = room - len(part) or self._part_records
 
     def rounds(self) -> Iterator[RecordBlock]:
         """The records of this group in their order: blocks of whole rounds, or, where there are images, single records
@@ -144,48 +181,47 @@ class Engine:
             self._pool.close()
 
 
-class Ahead(Generic[_T]):
-    """The rounds of an engine, run in a background thread.
+class Ahead:
+    """The parts of an engine, made in a background thread.
 
     Args:
         engine: the engine to run; closed when the thread ends.
-        ready: items that may wait for the consumer, at most.
-        items: makes the items of the rounds, in the same thread.
+        fields: see `Engine.parts`.
     """
 
-    def __init__(self, engine: Engine, ready: int, items: Callable[[Iterator[RecordBlock]], Iterator[_T]]) -> None:
-        self._handover = _Handover(engine, ready, items)
+    def __init__(self, engine: Engine, fields: FieldsAhead | None) -> None:
+        self._handover = _Handover(engine, fields)
         # Ends the thread when the iterator is dropped.
         self.close = weakref.finalize(self, self._handover.close)
         thread = threading.Thread(target=self._handover.produce, name="zephon-engine", daemon=True)
         ENGINES[thread] = self._handover.close
         thread.start()
 
-    def __iter__(self) -> Iterator[_T]:
+    def __iter__(self) -> Iterator[Part]:
         return self
 
-    def __next__(self) -> _T:
+    def __next__(self) -> Part:
         return self._handover.get()
 
 
-class _Handover(Generic[_T]):
-    """Between the engine's thread and the consumer: items, then the exception that ended them."""
+class _Handover:
+    """Between the engine's thread and the consumer: parts, then the exception that ended them."""
 
-    def __init__(self, engine: Engine, ready: int, items: Callable[[Iterator[RecordBlock]], Iterator[_T]]) -> None:
-        self._engine, self._items = engine, items
-        self._ready: queue.SimpleQueue[_T | BaseException] = queue.SimpleQueue()
-        self._room = threading.Semaphore(ready)
+    def __init__(self, engine: Engine, fields: FieldsAhead | None) -> None:
+        self._engine, self._fields = engine, fields
+        self._ready: queue.SimpleQueue[Part | BaseException] = queue.SimpleQueue()
+        self._room = threading.Semaphore(engine.parts_ready)
         self._closed = False
 
     def produce(self) -> None:
         """Run the engine to its end, or until the consumer has gone."""
         end: BaseException = StopIteration()
         try:
-            for item in self._items(self._engine.rounds()):
+            for part in self._engine.parts(self._fields):
                 self._room.acquire()
                 if self._closed:
                     break
-                self._ready.put(item)
+                self._ready.put(part)
         except BaseException as error:
             end = error
         finally:
@@ -193,17 +229,17 @@ class _Handover(Generic[_T]):
             self._ready.put(end)
             ENGINES.pop(threading.current_thread(), None)
 
-    def get(self) -> _T:
-        """The next item; after the last one, raises the exception that ended the engine."""
-        item = self._ready.get()
-        if isinstance(item, BaseException):
-            self._ready.put(item)
-            raise item
+    def get(self) -> Part:
+        """The next part; after the last one, raises the exception that ended the engine."""
+        part = self._ready.get()
+        if isinstance(part, BaseException):
+            self._ready.put(part)
+            raise part
         self._room.release()
-        return item
+        return part
 
     def close(self) -> None:
-        """Called when the consumer is gone: stop the engine and drop finished items."""
+        """Called when the consumer is gone: stop the engine and drop finished parts."""
         self._closed = True
         self._room.release()
         self._engine.close_pool()

@@ -139,14 +139,13 @@ class Compiled:
     def engine(
         self,
         starts: Mapping[int, tuple[LaneStart, int]],
+        passed: int = 0,
         on_window: Callable[[int, LaneStart], None] | None = None,
         on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> Engine | IsolatedEngine:
-        """A fresh engine with its lanes at `starts`; see `Engine`."""
-        block_records = max(1, self.ready_records // 2)
-        setup = EngineSetup(
-            self.plan, self.options.runner, self.options.ray, self.workers, starts, block_records, on_window, on_fault
-        )
+        """A fresh engine with its lanes at `starts`; see `EngineSetup`."""
+        o, ready = self.options, (self.operators.batch.microbatch_size, self.ready_records)
+        setup = EngineSetup(self.plan, o.runner, o.ray, self.workers, starts, passed, *ready, on_window, on_fault)
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def state(

@@ -17,7 +17,7 @@ from zephon.columns.fields import FieldsAhead
 from zephon.columns.lane_start import LaneStart
 from zephon.columns.records import RecordBlock
 from zephon.config.topology import Topology
-from zephon.engine.engine import Ahead, Engine
+from zephon.engine.engine import Ahead, Engine, Part
 from zephon.engine.pixels import ImageBudget
 from zephon.run.compile import Compiled
 from zephon.run.index import FlushIndexWriter
@@ -25,11 +25,8 @@ from zephon.run.ledger import LedgerWriter
 from zephon.run.report import Account, mixture_line, mixture_of
 
 _log = logging.getLogger("zephon")
-_PARTS_READY = 4
-_PART_TOKENS = 1 << 17  # with their fields 3.5 MB
 _DROPPED_AT_ONCE = 4096
 _MANY_PASSES = 100
-_Part = tuple[RecordBlock, np.ndarray]  # records and their `tokens_before`
 
 
 class BatchStream:
@@ -66,7 +63,7 @@ class BatchStream:
         catalogs = tuple(dataset.catalog for dataset in compiled.datasets)
         shown = compiled.vision, compiled.image_id, options.digest_pixels
         ahead = plan.pixels.wanted if plan.pixels else None
-        fields = None if plan.pixels else FieldsAhead()
+        fields = None if plan.pixels or options.runner == "inline" else FieldsAhead()
         self._info = BatchInfo(plan.dataset_names, catalogs, compiled.special[1], *shown, ahead, fields)
         self._cursor = self._begun = cursor
         self._reached = cursor  # within a batch not handed out yet
@@ -100,17 +97,15 @@ class BatchStream:
         rounds, passed = divmod(cursor, topology.width)
         self._engine = compiled.engine(
             {feed: (start, rounds * topology.lanes_per_feed - start.records_before) for feed, start in starts.items()},
+            passed,
             self._windows.write if self._windows else None,
             self._faults.add if self._faults else None,
         )
         self._window_logged = self._window()
-        size = self._microbatch * max(1, _PART_TOKENS // (self._microbatch * plan.pack.record_length))
-        parts = partial(_parts, passed=passed, size=size, datasets=len(plan.dataset_names), fields=fields)
-        self._ahead: Ahead[_Part] | None = None
+        self._ahead: Ahead | None = None
         if isinstance(self._engine, Engine) and self._engine.looks_ahead:
-            ready = max(2, min(_PARTS_READY, compiled.ready_records // size))
-            self._ahead = Ahead(self._engine, ready, parts)
-        self._parts: Iterator[_Part] = self._ahead or parts(self._engine.rounds())
+            self._ahead = Ahead(self._engine, fields)
+        self._parts: Iterator[Part] = self._ahead or self._engine.parts(fields)
         self._held: RecordBlock | None = None
         self._at = 0  # records of it that have been taken
         self._tokens_before = self._given[None]  # see `RecordBlock.tokens_before`
@@ -284,23 +279,6 @@ class BatchStream:
             (self._held, self._tokens_before), self._at = part, 0
             self._starts()  # drops those that are passed
         return self._held is not None
-
-
-def _parts(
-    blocks: Iterator[RecordBlock], *, passed: int, size: int, datasets: int, fields: FieldsAhead | None
-) -> Iterator[_Part]:
-    """The records after the first `passed` in parts of `size`, which the end of a block cuts in two, so that
-    microbatches fall into one part each."""
-    room = size
-    for block in blocks:
-        start, passed = min(passed, len(block)), max(0, passed - len(block))
-        while start < len(block):
-            part = block.slice(start, min(start + room, len(block)))
-            if fields and fields.form:
-                part.fields = part.fields_in(fields.form)
-            yield part, part.tokens_before(datasets)
-            start += len(part)
-            room = room - len(part) or size
 
 
 def _numbers(topology: Topology, places: Sequence[tuple[int, int]]) -> np.ndarray:

@@ -32,7 +32,7 @@ _INLINE_BYTES = 32 << 10  # a smaller message is faster through the socket
 _INLINE_ARRAY_BYTES = 1 << 10
 _ALIGNMENT = 64
 _MIN_BLOCK = 1 << 20
-_MAX_VIEWS = 2  # blocks whose arrays the receiver uses in place; arrays of further ones are copied
+_MAX_VIEWS = 4  # blocks whose arrays the receiver uses in place; arrays of further ones are copied
 
 
 class Closed(Exception):

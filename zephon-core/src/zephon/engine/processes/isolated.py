@@ -1,7 +1,7 @@
 """An engine in a process of its own, so that the interpreter lock of the training process stays free.
 
-The child runs ahead of the consumer. With each block it sends the places where lanes can be entered, counts and log
-records since the last one. The parent acknowledges every block.
+The child runs ahead of the consumer. With each part it sends the places where lanes can be entered, counts and log
+records since the last one. The parent acknowledges every part, and says in which form it wants the fields of others.
 """
 
 from __future__ import annotations
@@ -14,23 +14,21 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zephon.columns.faults import RowFault
+from zephon.columns.fields import FieldsAhead
 from zephon.columns.lane_start import LaneStart
-from zephon.columns.records import RecordBlock
-from zephon.engine.engine import Engine, EngineSetup
+from zephon.engine.engine import Engine, EngineSetup, Part
 from zephon.engine.processes.channel import Channel, Closed
 from zephon.engine.processes.child import Child, log_records, pickle_task, portable_error, replay_logs
 from zephon.engine.start import start_engine
 from zephon.engine.totals import Totals
 
-_READY = 2  # blocks that may wait for the consumer, as with an engine in a thread
-
 
 @dataclass(slots=True)
 class _Message:
-    """A block, and all that happened since the last one.
+    """A part, and all that happened since the last one.
 
     Attributes:
-        block: the records; None in the last message.
+        part: see `Engine.parts`; None in the last message.
         starts: by lane, places where it can be entered.
         totals: counts so far.
         windows, faults: arguments of the calls of `on_window` and `on_fault`.
@@ -38,7 +36,7 @@ class _Message:
         error: the exception that ended the engine; None at the end of the data.
     """
 
-    block: RecordBlock | None = None
+    part: Part | None = None
     starts: dict[int, list[LaneStart]] = field(default_factory=dict)
     totals: Totals | None = None
     windows: list[tuple[int, LaneStart]] = field(default_factory=list)
@@ -64,7 +62,7 @@ class _Run:
         (channel,) = channels
         last = _Message()
         try:
-            self._send_blocks(channel, last)
+            self._send_parts(channel, last)
         except Closed:
             raise
         except BaseException as error:
@@ -74,8 +72,8 @@ class _Run:
         while True:  # until the parent closes
             channel.receive()
 
-    def _send_blocks(self, channel: Channel, message: _Message) -> None:
-        """Run the engine; at its end `message` has what happened since the last block."""
+    def _send_parts(self, channel: Channel, message: _Message) -> None:
+        """Run the engine; at its end `message` has what happened since the last part."""
 
         def on_window(lane: int, start: LaneStart) -> None:
             message.windows.append((lane, start))
@@ -93,22 +91,22 @@ class _Run:
         try:
             for lane in engine.lanes.values():
                 lane.starts.clear()  # the parent has the first ones
-            ready = 0
-            for block in engine.rounds():
-                if ready > _READY:
-                    channel.receive()
+            ready, fields = 0, FieldsAhead()
+            for part in engine.parts(fields):
+                if ready > engine.parts_ready:
+                    fields.form = channel.receive()
                     ready -= 1
-                message.block = block
+                message.part = part
                 self._add_counts(message, engine)
                 message.records = log_records()
                 channel.send(message)
                 ready += 1
                 message.windows.clear()
                 message.faults.clear()
-            message.block = None
+            message.part = None
             self._add_counts(message, engine)
         finally:
-            message.block = None
+            message.part = None
             engine.close()
 
     @staticmethod
@@ -127,7 +125,7 @@ class _Lane:
 
 
 class IsolatedEngine:
-    """Like `Engine`, but in a child process; its `rounds` wait for the child and nothing else.
+    """Like `Engine`, but in a child process; its `parts` wait for the child and nothing else.
 
     Args:
         setup: what to run; sent to the child.
@@ -147,22 +145,22 @@ class IsolatedEngine:
         self._child = Child(pickle_task(task), 1, "the pipeline's process")
         self._end = weakref.finalize(self, self._child.close)
 
-    def rounds(self) -> Iterator[RecordBlock]:
-        """The blocks of the child's engine."""
-        while (block := self._next_block()) is not None:
-            yield block
+    def parts(self, fields: FieldsAhead | None = None) -> Iterator[Part]:
+        """The parts of the child's engine."""
+        while (part := self._next_part(fields)) is not None:
+            yield part
 
     def close(self) -> None:
         """End the child; does not wait for it."""
         self._end()
 
-    def _next_block(self) -> RecordBlock | None:
+    def _next_part(self, fields: FieldsAhead | None) -> Part | None:
         (channel,) = self._child.channels
         try:
             self._child.wait_until_started()
             message: _Message = channel.receive()
-            if message.block is not None:
-                channel.send(None)
+            if message.part is not None:
+                channel.send(fields and fields.form)
         except Closed:
             death = self._child.death()
             self.close()
@@ -178,4 +176,4 @@ class IsolatedEngine:
             self.totals = message.totals
         for window in message.windows:
             self._on_window(*window)  # type: ignore[misc]
-        return message.block
+        return message.part
