@@ -7,6 +7,7 @@ python tools/promises.py --check    exit status 1 where a test does not exist
 from __future__ import annotations
 
 import ast
+import re
 import sys
 import tomllib
 from dataclasses import dataclass
@@ -33,6 +34,23 @@ def read_promises(path: Path = PROMISES) -> list[Promise]:
 def missing_pages(promises: list[Promise]) -> list[str]:
     """Pages that do not exist."""
     return sorted({promise.page for promise in promises if not (ROOT / promise.page).is_file()})
+
+
+def off_page(promises: list[Promise]) -> list[Promise]:
+    """Promises of which a page has less than half of the words, up to their endings: it says something else by now."""
+    known: dict[str, set[str]] = {}
+    found = []
+    for promise in promises:
+        if promise.page not in known:
+            known[promise.page] = _stems((ROOT / promise.page).read_text(encoding="utf-8"))
+        stems = _stems(promise.says)
+        if 2 * len(stems & known[promise.page]) < len(stems):
+            found.append(promise)
+    return found
+
+
+def _stems(text: str) -> set[str]:
+    return {word[:6] for word in re.findall(r"[a-z_]{4,}", text.lower())}
 
 
 def missing_tests(promises: list[Promise]) -> dict[str, list[str]]:

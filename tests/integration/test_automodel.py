@@ -6,8 +6,11 @@ import subprocess
 import sys
 
 import pytest
+import yaml
 
 from support.interpreters import ROOT, alone, find_uv
+from support.pages import Place, text_of
+from support.snippets import project
 from zephon.run.ledger import compare, read_ledger
 
 pytestmark = [pytest.mark.deep, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -121,3 +124,30 @@ def test_a_run_goes_on_with_one_process_and_with_four(train, recipe):
         assert compare(read_ledger(base / "ledger"), read_ledger(name / "ledger")) is None
         after = {step: loss for step, loss in losses(base).items() if step > 2}
         assert losses(name) == pytest.approx(after, rel=1e-4)
+
+
+def test_the_documentation_runs_as_written(tmp_path, monkeypatch, request):
+    """Its commands, then on four processes, then its YAML file on the example's model."""
+    monkeypatch.chdir(tmp_path)
+    place = Place(tmp_path, request.getfixturevalue, {})
+    project(place)
+    place.setenv("UV_LINK_MODE", "symlink")
+    place.shell(text_of("docs/automodel.md", "make demo"))
+    assert "all 2 runs are identical over the 3 steps that they share" in place.output
+
+    place.shell(text_of("docs/automodel.md", "cd out/two/epoch_0_step_2"))
+    train = "NEMO_ENABLE_USER_MODULES=1 out/automodel/bin/torchrun --nproc_per_node={} -m examples.train_automodel "
+    more = "--checkpoint.restore_from=out/two/epoch_0_step_2 --checkpoint.checkpoint_dir=out/four"
+    more += " --dataset.ledger=out/four/ledger"
+    place.shell(train.format(4) + f"--config examples/automodel.yaml {more}")
+    assert compare(read_ledger(tmp_path / "out/two/ledger"), read_ledger(tmp_path / "out/four/ledger")) is None
+
+    shutil.copytree(tmp_path / ".zephon/demo/tokenizer", tmp_path / "gpt2")
+    recipe = (ROOT / "recipes/pretrain.toml").read_text(encoding="utf-8")
+    (tmp_path / "recipe.toml").write_text(recipe.replace("../.zephon", ".zephon"), encoding="utf-8")
+    settings = yaml.safe_load((ROOT / "examples/automodel.yaml").read_text(encoding="utf-8"))
+    settings |= yaml.safe_load(text_of("docs/automodel.md", "step_scheduler:"))
+    settings["dataset"]["ledger"] = settings["checkpoint"]["checkpoint_dir"] = "out/page"
+    (tmp_path / "page.yaml").write_text(yaml.safe_dump(settings), encoding="utf-8")
+    place.shell(train.format(2) + "--config page.yaml")
+    assert set(read_ledger(tmp_path / "out/page").step_digests(64)) == {1}

@@ -16,6 +16,7 @@ import pytest
 
 from support.chat_data import CHATML, write_chat_tokenizer
 from support.interpreters import ROOT, VERSIONS, alone, find_python, find_uv
+from support.pages import text_of
 
 PACKAGES = {"zephon-core": "zephon", "torchtitan-zephon": "torchtitan_zephon", "megatron-zephon": "megatron_zephon"}
 EXTRAS = {"all", "fast", "lance", "object-stores", "plot", "ray", "trainers", "vision", "vortex"}
@@ -219,11 +220,8 @@ def test_integrations_install_alone_and_run_the_example_of_the_readme(dist, tmp_
     oldest = metadata_of(dist, package)["Requires-Python"].removeprefix(">=")
     if int(version[2:]) < int(oldest[2:]):
         pytest.skip(f"{package} needs Python {oldest}")
-    pinned = dict(
-        line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line
-    )
     versions = [
-        f"{name}=={pinned[name]}" for name in ("torch", "torchtitan" if "titan" in package else "megatron-core")
+        f"{name}=={PINNED[name]}" for name in ("torch", "torchtitan" if "titan" in package else "megatron-core")
     ]
     what = [wheel_of(dist, package), "--find-links", dist, *versions]
     python = install(tmp_path / "venv", interpreter(version), *what)
@@ -238,6 +236,53 @@ def test_integrations_install_alone_and_run_the_example_of_the_readme(dist, tmp_
     head = "rank = 3\n\ndef train_step(fields):\n    print(sorted(fields))\n    raise SystemExit\n\n"
     ran = run(python, INTEGRATION[package] + head + example, work)
     assert ran.stdout.splitlines()[-1] == "['input_ids', 'labels', 'position_ids']"
+
+
+PINNED = dict(
+    line.split("==") for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines() if "==" in line
+)
+TITAN, MEGATRON = (
+    [f"torch=={PINNED['torch']}", f"torchtitan=={PINNED['torchtitan']}"],
+    [f"torch=={PINNED['torch']}", f"megatron-core[training]=={PINNED['megatron-core']}"],
+)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(
+    "page, begins, there, prints",
+    [
+        ("docs/start.md", "python3 -m venv", [], "zephon 0."),
+        ("docs/start.md", "pip install", TITAN, "torchtitan-zephon=="),
+        ("docs/huggingface.md", "pip install", [], "transformers==5"),
+        ("docs/lightning.md", "pip install", [], "lightning==2"),
+        ("README.md", "pip install", [], "fastokens=="),
+        ("zephon-core/README.md", "pip install", [], "fastokens=="),
+        ("torchtitan-zephon/README.md", "git clone", TITAN, "torchtitan-zephon=="),
+        ("megatron-zephon/README.md", "git clone", MEGATRON, "megatron-zephon=="),
+    ],
+)
+def test_what_pages_install_is_there_and_works(dist, tmp_path, page, begins, there, prints):
+    """In a fresh environment, with the framework that the page takes for granted."""
+    (tmp_path / "dist").symlink_to(dist)
+    code = text_of(page, begins)
+    environment = alone()
+    if "venv" not in code:
+        binaries = install(tmp_path / "venv", sys.executable, "packaging", *there).parent
+        path = os.pathsep.join([str(binaries), str(Path(find_uv()).parent), os.environ["PATH"]])
+        environment |= {"VIRTUAL_ENV": str(tmp_path / "venv"), "PATH": path}
+    if "--dry-run" not in code:
+        code += "\nzephon --version && zephon stream --help > help.txt"
+    ran = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", code],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0 and prints in ran.stdout + ran.stderr, ran.stdout + ran.stderr
+    assert "--dry-run" in code or "zephon 0." in ran.stdout
 
 
 def test_this_interpreter_is_one_of_those_that_packages_name():

@@ -13,6 +13,7 @@ import pytest
 
 from support import ray_running
 from support.operator_data import Joined, two_of_each
+from support.pages import text_of
 from support.process_data import wait_until
 from support.ray_cluster import Counts, Once, actors_of, add_machine, names_of, rank_pipeline, ray_cluster
 from support.vision_data import file_of, image_tokenizer, picture
@@ -73,6 +74,21 @@ def test_batches_states_and_accounts_are_those_of_other_runners(cluster, tiny_to
     runs = []
     for options in ({"runner": "process"}, POOL):
         pipeline = build(tiny_tokenizer, two_of_each, **options)
+        runs.append(digests(pipeline))
+        pipeline.close()
+    assert runs[0] == runs[1]
+
+
+def test_the_pipeline_of_the_documentation_runs_on_the_cluster(cluster, tiny_tokenizer):
+    data = Dataset.from_dict("a", {"text": [f"text {n} " * 9 for n in range(200)]})
+    source = StaticMixtureWorkSource(datasets=[data], token_estimation=False, chunk_size=20)
+    names = {"Pipeline": Pipeline, "source": source, "tokenizer": tiny_tokenizer}
+    code = text_of("docs/runners.md", "pipeline = Pipeline(source).options(\n")
+    exec(code.replace("ADDRESS", cluster.address), names)
+    runs = []
+    for pipeline in (names["pipeline"], Pipeline(source).options(runner="inline").tokenize(tiny_tokenizer)):
+        pipeline = pipeline.options(canonical_replicas=2).pack_flat(63).batch(2)
+        assert ("runner ray" in pipeline.explain()) == (not runs)
         runs.append(digests(pipeline))
         pipeline.close()
     assert runs[0] == runs[1]

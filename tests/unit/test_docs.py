@@ -1,7 +1,6 @@
 """Examples of the documentation run, commands are as they say, links lead somewhere, messages are those of the code."""
 
 import ast
-import json
 import re
 import shlex
 import sys
@@ -10,11 +9,9 @@ import tomllib
 import pytest
 import typer
 
-from support.chat_data import CHATML, write_chat_tokenizer
-from support.pages import PAGES, ROOT, blocks, name_of, run_examples
+from support.pages import PAGES, ROOT, blocks, name_of, run_page, snippet_of
+from support.snippets import SNIPPETS
 from zephon.cli.app import app
-from zephon.io import Dataset
-from zephon.work import StaticMixtureWorkSource
 
 sys.path.insert(0, str(ROOT / "tools"))
 
@@ -23,68 +20,84 @@ from figures import FIGURES, cpu_times
 DOCS = ROOT / "docs"
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.glob("*.md")), ids=lambda page: page.name)
-def test_examples_run(page, tmp_path, monkeypatch):
-    """The examples of a page in order, each with what the ones before have made, in an empty folder."""
+def pages(*, deep):
+    """Pages with blocks that are run here, in the deep tests or in the others."""
+    chosen = {ROOT / each.page for each in SNIPPETS if each.deep == deep and not each.test}
+    if not deep:
+        chosen |= {page for page in PAGES if any(code.startswith("# run\n") for _, code, _ in blocks(page))}
+    return [
+        pytest.param(page, id=name_of(page), marks=[pytest.mark.frameworks] * (page.name == "README.md"))
+        for page in PAGES
+        if page in chosen
+    ]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", pages(deep=False))
+def test_blocks_of_a_page_run_as_written(page, tmp_path, monkeypatch, request):
+    """In order, each with what the ones before have made, in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    run_examples(page, tmp_path)
+    run_page(page, tmp_path, request.getfixturevalue)
 
 
 @pytest.mark.deep
-def test_the_first_five_minutes_end_with_a_proof(tmp_path, monkeypatch):
+@pytest.mark.timeout(3000)
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", pages(deep=True))
+def test_all_blocks_of_a_page_run_as_written(page, tmp_path, monkeypatch, request):
+    """With those that take long: trainers, and commands of many steps."""
     monkeypatch.chdir(tmp_path)
-    names = run_examples(DOCS / "start.md", tmp_path, deep=True)
-    lines = names["output"].splitlines()
+    run_page(page, tmp_path, request.getfixturevalue, deep=True)
+
+
+@pytest.mark.deep
+@pytest.mark.timeout(900)
+def test_the_first_five_minutes_end_with_a_proof(tmp_path, monkeypatch, request):
+    monkeypatch.chdir(tmp_path)
+    printed = run_page(DOCS / "start.md", tmp_path, request.getfixturevalue, deep=True).printed
+    lines = printed.splitlines()
     assert "all 4 runs gave the same 4 global batches" in lines
     assert lines.index("all 2 runs are identical over the 3 steps that they share") > 0
-    losses = re.findall(r"step:\s+(\d+)\D+?loss:\s+([\d.]+)", re.sub(r"\x1b\[[\d;]*m", "", names["output"]))
+    losses = re.findall(r"step:\s+(\d+)\D+?loss:\s+([\d.]+)", re.sub(r"\x1b\[[\d;]*m", "", printed))
     for step in ("4", "5", "6"):
         assert len({f"{float(loss):.3f}" for at, loss in losses if at == step}) == 1
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-def test_the_example_of_the_core_runs_as_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (code,) = (code for language, code, _ in blocks(ROOT / "zephon-core" / "README.md") if language == "python")
-    exec(code, {})
+def test_every_block_of_every_page_is_run_by_a_test():
+    """It begins with "# run", or has an entry in support/snippets.py; no entry is left over, and its test takes it."""
+    used = [snippet_of(name_of(page), code) for page in PAGES for _, code, _ in blocks(page)]
+    assert sorted(map(id, filter(None, used))) == sorted(map(id, SNIPPETS))
+    for snippet in SNIPPETS:
+        where = f"{snippet.page}, {snippet.begins!r}"
+        assert bool(snippet.put) == bool(snippet.why), f"{where}: what is put into a block has a reason"
+        if snippet.test:
+            assert not (snippet.given or snippet.then or snippet.script or snippet.deep), where
+            assert (snippet.page, snippet.begins) in taken_by(snippet.test), f"{where}: {snippet.test} does not take it"
+        assert snippet.test or snippet.then or snippet.script or language_of(snippet) == "sh", f"{where}: not checked"
 
 
-class Enough(Exception):
-    """Ends the training loop of an example."""
+def language_of(snippet):
+    (language,) = (of for of, code, _ in blocks(ROOT / snippet.page) if code.startswith(snippet.begins))
+    return language
 
 
-def test_examples_of_the_readme_run_as_written(tmp_path, monkeypatch):
-    """That of a pipeline and that of operators, with files, tokenizers and a source of the kind that they name."""
-    monkeypatch.chdir(tmp_path)
-    texts = [f"Document {n}: " + "some words go on and on. " * 20 for n in range(200)]
-    for name in ("wiki", "news"):
-        (tmp_path / "data" / name).mkdir(parents=True)
-        rows = "".join(json.dumps({"text": f"{name} {text}"}) + "\n" for text in texts)
-        (tmp_path / "data" / name / "a.jsonl").write_text(rows)
-    for name in ("gpt2", "my-tokenizer"):
-        write_chat_tokenizer(tmp_path / name, CHATML)
-    shapes = []
+def taken_by(test):
+    """(Page, begin) of the blocks that a test file takes by `text_of`, or lists for it, if it has the test."""
+    path, _, name = test.partition("::")
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}, f"{test} does not exist"
+    texts = [
+        [part.value for part in parts if isinstance(part, ast.Constant)]
+        for node in ast.walk(tree)
+        if (parts := getattr(node, "args" if isinstance(node, ast.Call) else "elts", None)) and isinstance(parts, list)
+    ]
+    return {tuple(each[:2]) for each in texts if len(each) >= 2}
 
-    def train_step(fields):
-        shapes.append({name: tuple(each.shape) for name, each in fields.items()})
-        raise Enough
 
-    web = Dataset.from_dict("web", {"text": texts, "language": ["en", "de"] * 100})
-    talk = [{"role": "user", "content": "Hello?"}, {"role": "assistant", "content": "Yes. " * 30}]
-    chat = Dataset.from_dict("chat", {"messages": [talk] * 50})
-    page = (DOCS.parent / "README.md").read_text(encoding="utf-8")
-    first, second = (
-        code for code in re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S) if "Pipeline(source)" in code
-    )
-    names = {"rank": 3, "train_step": train_step}
-    with pytest.raises(Enough):
-        exec(first, names)
-    assert shapes == [dict.fromkeys(("input_ids", "labels", "position_ids"), (8, 2048))]
-    names["source"] = StaticMixtureWorkSource(datasets=[web, chat])
-    exec(second, names)
-    assert len(next(iter(names["pipeline"]))) == 8 and names["pipeline"].mixture()["web"].dropped > 0
-    assert min(each.given for each in names["pipeline"].mixture().values()) > 0
-    names["pipeline"].close()
+def test_a_block_without_an_entry_is_found():
+    with pytest.raises(AssertionError, match="has 0 entries"):
+        snippet_of("docs/mixtures.md", "print('new')\n")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name_of)

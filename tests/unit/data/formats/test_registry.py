@@ -2,9 +2,9 @@
 
 import bz2
 import gzip
-import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import entry_points
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from support.io_data import json_lines, open_path, opened, texts_of, write_shard
+from support.pages import text_of
 from zephon.columns.damage import Damaged
 from zephon.data.formats import registry
 from zephon.errors import DataError, RecipeError
@@ -154,7 +155,7 @@ def test_an_unknown_format_is_refused_when_the_dataset_is_made():
 @pytest.fixture
 def plugin(tmp_path, monkeypatch):
     """Installs the module `zephon_csv` of docs/formats.md with the given entry points."""
-    (module,) = re.findall(r"```python\n(import hashlib.*?)```", (ROOT / "docs/formats.md").read_text(), re.DOTALL)
+    module = text_of("docs/formats.md", "import hashlib")
     site = tmp_path / "site"
     info = site / "zephon_csv-1.0.dist-info"
     info.mkdir(parents=True)
@@ -174,7 +175,8 @@ def plugin(tmp_path, monkeypatch):
 
 
 def test_a_package_adds_the_format_of_the_documentation(tmp_path, plugin):
-    site = plugin("csv = zephon_csv:Csv")
+    project = tomllib.loads(text_of("docs/formats.md", "[project.entry-points"))["project"]
+    site = plugin(*(f"{name} = {value}" for name, value in project["entry-points"][registry.GROUP].items()))
     folder = tmp_path / "data"
     folder.mkdir()
     for shard in range(2):
