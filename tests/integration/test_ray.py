@@ -15,7 +15,7 @@ from support import ray_running
 from support.operator_data import Joined, two_of_each
 from support.pages import text_of
 from support.process_data import wait_until
-from support.ray_cluster import Counts, Once, actors_of, add_machine, names_of, rank_pipeline, ray_cluster
+from support.ray_cluster import Counts, Nodes, Once, actors_of, add_machine, names_of, rank_pipeline, ray_cluster
 from support.vision_data import file_of, image_tokenizer, picture
 from zephon import Pipeline, PipelineError, WorkerError
 from zephon.engine import pixels
@@ -349,16 +349,18 @@ def test_a_machine_that_gives_other_tokens_is_left_out_and_one_that_is_lost_does
     pipeline.close()
     good = add_machine(cluster, 2)
     cluster.remove_node(bad)
-    pipeline = build(tiny_tokenizer, runner="ray", workers=4, **settings)
-    assert digests(pipeline) == wanted
-    cluster.remove_node(good, allow_graceful=False)
+    (tmp_path / "nodes").mkdir()
+    pipeline = build(tiny_tokenizer, Nodes(tmp_path / "nodes"), runner="ray", workers=4, **settings)
     got = []
 
-    def is_noticed():
+    def comes(what):
         got.extend(digests(pipeline, 10))
-        return re.search(f"Ray node {good.node_id[:12]} .*A new Ray worker repeats its calls", caplog.text)
+        return what()
 
-    wait_until(is_noticed)
-    assert got == digests(reference, len(got) // 2)
+    wait_until(lambda: comes((tmp_path / "nodes" / good.node_id).exists))
+    cluster.remove_node(good, allow_graceful=False)
+    lost = f"Ray node {good.node_id[:12]} .*A new Ray worker repeats its calls"
+    wait_until(lambda: comes(lambda: re.search(lost, caplog.text)))
+    assert got == wanted + digests(reference, len(got) // 2 - 20)
     for each in (reference, pipeline):
         each.close()

@@ -129,6 +129,22 @@ class Counts:
         return sum(path.stat().st_size for path in Path(self.folder).iterdir())
 
 
+class Nodes:
+    """Writes down on which nodes it works."""
+
+    version = "1"
+
+    def __init__(self, folder):
+        self.folder, self.home = folder, os.getpid()
+
+    def __call__(self, row):
+        if os.getpid() != self.home:
+            import ray
+
+            (self.folder / ray.get_runtime_context().get_node_id()).touch()
+        return row
+
+
 def rank_pipeline(tokenizer, group, groups, **options):
     """The pipeline of a rank of a job of four lanes."""
     from zephon import Pipeline

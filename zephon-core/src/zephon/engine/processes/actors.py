@@ -37,6 +37,7 @@ _VERSION = version_of("zephon-core")
 _IDLE_SECONDS = 3600.0  # after which an actor of a pool that outlives its trainer ends
 _TASKS_KEPT = 4  # pipelines that an actor has loaded
 _LOOK_SECONDS = 1.0  # between looks whether the pool was closed
+_ANSWER_SECONDS = 2.0  # for a machine that is asked whether it is there
 
 
 @dataclass(frozen=True)
@@ -195,10 +196,7 @@ class ActorWorker:
         return made
 
     def death(self) -> tuple[WorkerError, bool]:
-        import ray
-
-        node = self._place.node if self._place else ""
-        is_lost = not any(each["Alive"] for each in ray.nodes() if each["NodeID"] == node)
+        is_lost = not _is_there(self._place.node if self._place else "")
         why = "is lost with its machine" if is_lost else self._death
         return WorkerError(f"{self._name} {why}."), not is_lost
 
@@ -304,6 +302,20 @@ def _connect(address: str | None) -> None:
             f"ray_address is {address!r}; expected the address of a Ray cluster that answers ({reason_of(error)}). "
             "Start one with ray start --head."
         ) from error
+
+
+def _is_there(node: str) -> bool:
+    """Whether a machine of the cluster answers: it may take Ray a while to find out that it does not."""
+    import ray
+
+    for each in ray.nodes():
+        if each["NodeID"] == node and each["Alive"]:
+            with (
+                suppress(OSError),
+                socket.create_connection((each["NodeManagerAddress"], each["NodeManagerPort"]), _ANSWER_SECONDS),
+            ):
+                return True
+    return False
 
 
 def _last_words(error: BaseException) -> str:
