@@ -8,6 +8,7 @@ import sys
 import tarfile
 from collections.abc import Callable
 from io import BytesIO
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -34,16 +35,15 @@ def all_of(*acts: Act) -> Act:
     return lambda place: [act(place) for act in acts]
 
 
-def data(*names: str, rows: int = 200, **columns: Callable[[int], Any]) -> Act:
-    """Folders data/NAME with a Parquet file each: texts, and what `columns` makes of the number of a row."""
+def data(*names: str, rows: int = 200) -> Act:
+    """Folders data/NAME with a Parquet file of texts each."""
 
     def make(place: Place) -> None:
         for name in names:
             folder = place.folder / "data" / name
             folder.mkdir(parents=True, exist_ok=True)
-            table = {"text": [f"{name} {n}: " + WORDS * (8 + n % 23) for n in range(rows)]}
-            table |= {key: [value(n) for n in range(rows)] for key, value in columns.items()}
-            pq.write_table(pa.table(table), folder / "0.parquet")
+            texts = [f"{name} {n}: " + WORDS * (8 + n % 23) for n in range(rows)]
+            pq.write_table(pa.table({"text": texts}), folder / "0.parquet")
 
     return make
 
@@ -167,6 +167,10 @@ def gives_batch(before: str = "", after: str = "", tokenizer: str = "tokenizer",
     return check
 
 
+def asserts(place: Place) -> None:
+    """The block checks itself."""
+
+
 def prints(*texts: str) -> Act:
     def check(place: Place) -> None:
         for text in texts:
@@ -175,38 +179,54 @@ def prints(*texts: str) -> Act:
     return check
 
 
-def runs_agree(steps: int = 3, runs: int = 2) -> Act:
-    return prints(f"all {runs} runs are identical over the {steps} steps that they share")
-
-
-def titan_batch(field: str = "dataloader", tokenizer: Callable[[Place], Any] | None = None, **more: Any) -> Act:
-    """The config of TorchTitan that the block makes gives a batch of a rank."""
+def resumed(folder: str = "out", ledger: str = "{}/ledger") -> Act:
+    """A run of two processes goes on in one, and both have the same global batches."""
 
     def check(place: Place) -> None:
-        from zephon.tokenizer.tokenizer import load_tokenizer
-
-        config = place.names["config"]
-        for name in field.split("."):
-            config = getattr(config, name)
-        folder = place.folder / (more.get("folder") or "tokenizer")
-        known = load_tokenizer(folder)
-        plain = SimpleNamespace(tokenizer_path=str(folder), bos_id=known.bos_id, eos_id=known.eos_id)
-        loader = config.build(
-            dp_world_size=2,
-            dp_rank=1,
-            tokenizer=tokenizer(place) if tokenizer else plain,
-            seq_len=more.get("seq_len", 64),
-            local_batch_size=2,
-            global_batch_size=more.get("batch", 512),
-            snapshot_every_n_steps=None,
-        )
-        fields, labels = next(iter(loader))
-        assert labels.shape == (2, more.get("seq_len", 64)) and fields["input"].shape == labels.shape
+        prints("all 2 runs are identical over the 3 steps that they share")(place)
+        for name, ranks in (("two", 2), ("one", 1)):
+            ledgers = (place.folder / folder / ledger.format(name)).glob("*.ledger")
+            assert sorted(path.name[:5] for path in ledgers) == [f"dp{ranks}-{rank}" for rank in range(ranks)]
 
     return check
 
 
-# The pages: AutoModel, commands, formats
+def titan_batch(
+    field: str = "dataloader",
+    *,
+    tokenizer_of: Callable[[Path], Any] | None = None,
+    folder: str = "tokenizer",
+    seq_len: int = 64,
+    batch: int = 512,
+) -> Act:
+    """The loader of the config of TorchTitan that the block makes gives a batch of one of two ranks."""
+
+    def plain(folder: Path) -> Any:
+        from zephon.tokenizer.tokenizer import load_tokenizer
+
+        known = load_tokenizer(folder)
+        return SimpleNamespace(tokenizer_path=str(folder), bos_id=known.bos_id, eos_id=known.eos_id)
+
+    def check(place: Place) -> None:
+        config = place.names["config"]
+        for name in field.split("."):
+            config = getattr(config, name)
+        loader = config.build(
+            dp_world_size=2,
+            dp_rank=1,
+            tokenizer=(tokenizer_of or plain)(place.folder / folder),
+            seq_len=seq_len,
+            local_batch_size=2,
+            global_batch_size=batch,
+            snapshot_every_n_steps=None,
+        )
+        fields, labels = next(iter(loader))
+        assert fields["input"].shape == labels.shape == (2, seq_len)
+
+    return check
+
+
+# AutoModel, commands, formats
 
 
 def _automodel_validation(place: Place) -> None:
@@ -465,12 +485,12 @@ def _helped(place: Place) -> None:
     assert place.output.count("--zephon-data-config") == 3
 
 
-def _multi_modal_tokenizer(place: Place) -> Any:
+def _multi_modal_tokenizer(folder: Path) -> Any:
     from torchtitan.components.tokenizer import MultiModalTokenizer
 
     names = {f"{name}_token": f"<|{name}|>" for name in ("vision_start", "vision_end")}
     names |= {"image_token": "<|image_pad|>", "video_token": "<|video_pad|>", "pad_token": "<|endoftext|>"}
-    return MultiModalTokenizer.Config(**names).build(tokenizer_path=str(place.folder / "my-tokenizer"))
+    return MultiModalTokenizer.Config(**names).build(tokenizer_path=str(folder))
 
 
 def _my_config(place: Place) -> None:
@@ -600,7 +620,7 @@ SNIPPETS = [
         put={"max_steps=1000": "max_steps=2", "global_batch=64": "global_batch=8", "seq_len=1024": "seq_len=64"},
         why="steps on a CPU",
     ),
-    Snippet("docs/huggingface.md", "make demo", given=project, then=runs_agree(), deep=True),
+    Snippet("docs/huggingface.md", "make demo", given=project, then=resumed(), deep=True),
     Snippet(
         "docs/images.md",
         "max_images = 8",
@@ -638,7 +658,7 @@ SNIPPETS = [
         put={"max_steps=1000": "max_steps=2"},
         why="steps on a CPU",
     ),
-    Snippet("docs/lightning.md", "make demo", given=project, then=runs_agree(), deep=True),
+    Snippet("docs/lightning.md", "make demo", given=project, then=resumed(), deep=True),
     Snippet(
         "docs/mixtures.md",
         "[[sources]]",
@@ -669,11 +689,11 @@ SNIPPETS = [
         deep=True,
     ),
     Snippet("docs/pytorch.md", "from zephon.loader import JobLoader", given=_pytorch, then=_pytorch_steps),
-    Snippet("docs/pytorch.md", "make demo", given=project, then=runs_agree(), deep=True),
+    Snippet("docs/pytorch.md", "make demo", given=project, then=resumed(), deep=True),
     Snippet(
         "docs/pytorch.md",
         "export ACCELERATE_USE_CPU",
-        then=runs_agree(),
+        then=resumed("out/accelerate"),
         deep=True,
     ),
     Snippet("docs/pytorch.md", "engine.save_checkpoint", test=DEEPSPEED),
@@ -741,12 +761,11 @@ SNIPPETS = [
     ),
     Snippet("README.md", "zephon inspect PATH", given=_command, deep=True),
     Snippet("README.md", "from torchtitan_zephon", given=_titan_config, then=titan_batch()),
-    Snippet("README.md", "make demo\nexport ZEPHON_RECIPE", then=runs_agree(), deep=True),
+    Snippet("README.md", "make demo\nexport ZEPHON_RECIPE", then=resumed(), deep=True),
     Snippet(
         "README.md",
         "make demo\nexport OMP_NUM_THREADS",
-        given=lambda place: shutil.rmtree(place.folder / "out"),
-        then=runs_agree(),
+        then=resumed(ledger="{}-ledger"),
         deep=True,
     ),
     Snippet(
@@ -759,7 +778,7 @@ SNIPPETS = [
         deep=True,
     ),
     Snippet("megatron-zephon/README.md", "git clone", put=CLONED, why=SHARED, test=PACKAGES),
-    Snippet("megatron-zephon/README.md", "make demo", then=runs_agree(), deep=True),
+    Snippet("megatron-zephon/README.md", "make demo", then=resumed(ledger="{}-ledger"), deep=True),
     Snippet(
         "megatron-zephon/README.md",
         "torchrun --nproc_per_node=8 -m megatron_zephon.pretrain_gpt_zephon $DATA",
@@ -794,7 +813,7 @@ SNIPPETS = [
         then=titan_batch(),
     ),
     Snippet("torchtitan-zephon/README.md", "git clone", put=CLONED, why=SHARED, test=PACKAGES),
-    Snippet("torchtitan-zephon/README.md", "make demo", then=runs_agree(), deep=True),
+    Snippet("torchtitan-zephon/README.md", "make demo", then=resumed(), deep=True),
     Snippet(
         "torchtitan-zephon/README.md",
         "# my_configs.py",
@@ -806,7 +825,7 @@ SNIPPETS = [
         "torchtitan-zephon/README.md",
         "from torchtitan.models.muse_glimmer",
         given=_titan_images,
-        then=titan_batch(tokenizer=_multi_modal_tokenizer, folder="my-tokenizer", seq_len=256, batch=4),
+        then=titan_batch(tokenizer_of=_multi_modal_tokenizer, folder="my-tokenizer", seq_len=256, batch=4),
     ),
     Snippet(
         "torchtitan-zephon/README.md",
@@ -829,5 +848,5 @@ SNIPPETS = [
         why="no index has the packages yet",
         test=PACKAGES,
     ),
-    Snippet("zephon-core/README.md", "import json\nfrom pathlib", then=lambda place: None),
+    Snippet("zephon-core/README.md", "import json\nfrom pathlib", then=asserts),
 ]
