@@ -275,7 +275,9 @@ def bench(setup: Setup) -> None:
         (folder / "results.json").write_text(json.dumps(results, indent=1) + "\n")
         (folder / "results.md").write_text(markdown(results))
     try:
-        subprocess.run([environments.python(setup.folder / "peers", "plot"), __file__, str(folder)], check=True)
+        python = environments.python(setup.folder / "peers", "plot")
+        root = {"PYTHONPATH": str(Path(__file__).parents[1])}
+        subprocess.run([python, __file__, str(folder)], check=True, env={**os.environ, **root})
     except environments.NotInstalled as error:
         print(f"no picture: {error}")
 

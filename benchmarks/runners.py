@@ -190,7 +190,8 @@ def bench_ray(job: dict[str, Any], seconds: float) -> None:
         ("columns", False, 4 * SEQ_LEN),
         ("a row-wise map", True, SEQ_LEN),
     ):
-        settled, taken = 4_000_000 if mapped else _SETTLED_TOKENS, {}
+        settled = (4_000_000 if mapped else _SETTLED_TOKENS) * seq_len // SEQ_LEN  # the shuffle buffer grows with it
+        taken: dict[str, dict[str, float]] = {}
         shape = f"ray, {what}, batches of {MICROBATCH} x {seq_len:,}"
         # Not in turns: what refills the one would count as CPU time of the other.
         for name, options in _RAY_BESIDE.items():

@@ -2,14 +2,17 @@
 
 import json
 import shutil
+import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 import yaml
 
 from support.interpreters import ROOT, alone, find_uv
 from support.pages import Place, text_of
+from support.process_data import wait_until
 from support.snippets import project
 from zephon.run.ledger import compare, read_ledger
 
@@ -70,7 +73,7 @@ def train(tmp_path_factory, recipe, tiny_tokenizer):
     options = ["--python", python, "--override", folder / "override.txt"]
     subprocess.run([uv, "pip", "install", "-q", *options, *packages], check=True)
 
-    def run(name, ranks, resume=None, **more):
+    def run(name, ranks, resume=None, kill_at=None, **more):
         options = {
             "config": ROOT / "examples/automodel.yaml",
             "step_scheduler.global_batch_size": 8,
@@ -88,16 +91,25 @@ def train(tmp_path_factory, recipe, tiny_tokenizer):
         words = [word for key, value in options.items() for word in (f"--{key}", str(value))]
         command = [python, "-m", "torch.distributed.run", f"--nproc_per_node={ranks}", "-m", "examples.train_automodel"]
         environment = alone() | {"NEMO_ENABLE_USER_MODULES": "1", "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-        ran = subprocess.run(
-            [*command, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
-        )
-        return ran, folder / name
+        if kill_at is None:
+            ran = subprocess.run(
+                [*command, *words], cwd=ROOT, env=environment, capture_output=True, text=True, check=False, timeout=600
+            )
+            return ran, folder / name
+        with (folder / f"{name}.log").open("w") as log:
+            launcher = psutil.Popen([*command, *words], cwd=ROOT, env=environment, stdout=log, stderr=log)
+            wait_until(lambda: kill_at in losses(folder / name), 300)
+            for process in [*launcher.children(recursive=True), launcher]:
+                process.kill()
+        return launcher.wait(), folder / name
 
     return run
 
 
 def losses(folder):
-    lines = [json.loads(line) for line in (folder / "training.jsonl").read_text().splitlines()]
+    path = folder / "training.jsonl"
+    written = path.read_text().splitlines(keepends=True) if path.exists() else []
+    lines = [json.loads(line) for line in written if line.endswith("\n")]
     return {line["step"]: line["loss"] for line in lines}
 
 
@@ -124,6 +136,24 @@ def test_a_run_goes_on_with_one_process_and_with_four(train, recipe):
         assert compare(read_ledger(base / "ledger"), read_ledger(name / "ledger")) is None
         after = {step: loss for step, loss in losses(base).items() if step > 2}
         assert losses(name) == pytest.approx(after, rel=1e-4)
+
+
+def test_a_run_that_is_killed_goes_on_from_its_last_checkpoint(train):
+    code, killed = train("killed", 2, kill_at=4, **{"step_scheduler.max_steps": 100_000})
+    assert code == -signal.SIGKILL
+    last = max(int(path.name.rpartition("_")[2]) for path in killed.glob("epoch_0_step_*"))
+    more = {"step_scheduler.max_steps": last + 4}
+    ran, later = train("later", 1, resume=killed / f"epoch_0_step_{last}", **more)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    ran, base = train("undisturbed", 2, **more)
+    assert ran.returncode == 0, ran.stderr[-4000:]
+    assert sorted(losses(later)) == [last + 1, last + 2, last + 3]
+    for name in (killed, later):
+        assert compare(read_ledger(base / "ledger"), read_ledger(name / "ledger")) is None
+        shared = losses(name).keys() & losses(base).keys()
+        assert {step: losses(name)[step] for step in shared} == pytest.approx(
+            {step: losses(base)[step] for step in shared}, rel=1e-4
+        )
 
 
 def test_the_documentation_runs_as_written(tmp_path, monkeypatch, request):

@@ -24,14 +24,18 @@ EXTRAS = {"all", "fast", "lance", "object-stores", "plot", "ray", "trainers", "v
 FAST = ("fastokens", "gigatoken")
 
 
-def build(folder):
-    subprocess.run([ROOT / "scripts/dist", folder], check=True, stdout=subprocess.DEVNULL)
+HOME = "https://example.org/zephon"
+
+
+def build(folder, **environment):
+    command = [ROOT / "scripts/dist", folder]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env={**os.environ, **environment})
     return folder
 
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory):
-    return build(tmp_path_factory.mktemp("dist"))
+    return build(tmp_path_factory.mktemp("dist"), ZEPHON_URL=HOME)
 
 
 def wheel_of(dist, package):
@@ -70,7 +74,7 @@ def test_metadata_say_what_an_index_shows(dist):
         oldest = metadata["Requires-Python"].removeprefix(">=")
         stated = [c.rpartition(":: ")[2] for c in metadata.get_all("Classifier") if re.search(r":: 3\.\d+$", c)]
         assert stated == [version for version in VERSIONS if int(version[2:]) >= int(oldest[2:])]
-        assert not metadata.get_all("Project-URL") and not metadata["Home-page"], "none is known"
+        assert metadata.get_all("Project-URL") == [f"Homepage, {HOME}", f"Repository, {HOME}"]
 
 
 def test_the_core_needs_no_library_without_wheels_for_free_threaded_python(dist):
@@ -117,7 +121,7 @@ def test_two_builds_give_the_same_bytes_whatever_the_times_and_the_mask_of_files
             os.utime(path)
             break
     try:
-        again = build(tmp_path / "again")
+        again = build(tmp_path / "again", ZEPHON_URL=HOME)
     finally:
         os.umask(before)
 

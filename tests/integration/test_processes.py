@@ -161,7 +161,7 @@ class TestLife:
             with pytest.raises(PipelineError, match="init_state failed for window 0 of lane 0"):
                 next(iter(pipeline))
         wait_until(lambda: not children_of(os.getpid()))
-        names = ("zephon-tokenize", "zephon-pack")
+        names = "zephon-tokenize"
         wait_until(lambda: not [t for t in threading.enumerate() if t.name.startswith(names)])
 
     def test_a_forked_process_leaves_the_processes_of_its_parent_alone(self, tiny_tokenizer):

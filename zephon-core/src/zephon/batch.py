@@ -421,7 +421,9 @@ def _to_torch(fields: dict[str, Any], tokens: np.ndarray) -> dict[str, Any]:
         ) from None
     return {
         # A tensor may be written to, so what looks into the batch is copied.
-        name: torch.from_numpy(np.array(value) if np.may_share_memory(value, tokens) else value)
+        name: torch.from_numpy(
+            np.array(value) if value.dtype == tokens.dtype and np.may_share_memory(value, tokens) else value
+        )
         if isinstance(value, np.ndarray)
         else value
         for name, value in fields.items()

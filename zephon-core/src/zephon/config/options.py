@@ -133,7 +133,9 @@ class RunSettings:
         "Run the whole engine in a process of its own, which leaves the training process's interpreter lock alone.",
         decides_data=False,
     )
-    pack_parallelism: Workers | None = key(None, "Blocks that are packed at the same time.", decides_data=False)
+    pack_parallelism: Workers | None = key(
+        None, "Threads that pack and shuffle; by default the one that runs the lanes.", decides_data=False
+    )
     fetch_parallelism: Workers | None = key(None, "Reads that are under way at the same time.", decides_data=False)
     prefetch_buffer_size: AutoSize | None = key(
         None, "Bytes of prepared data that may wait, for the whole process.", decides_data=False

@@ -276,7 +276,8 @@ class LaneStream:
             self._packed_bytes += job.nbytes
 
     def _submit(self, job: Job | Ordered) -> Pending:
-        return (self._runner if job.nbytes > _SMALL_JOB_BYTES else _inline).submit("pack", job.run)
+        apart = self._plan.pack_apart and job.nbytes > _SMALL_JOB_BYTES
+        return (self._runner if apart else _inline).submit("pack", job.run)
 
     def _report_window(self) -> None:
         """Report the start of the window that the packer has reached."""

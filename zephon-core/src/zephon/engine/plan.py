@@ -169,6 +169,7 @@ class Plan:
         window_chunks: chunks per window.
         fetch, tokenize: stateless workers.
         fetch_apart: whether separate threads read ahead of tokenizing; else the tokenizing thread reads its rows.
+        pack_apart: whether separate threads cut records and put them into their order; else the engine's thread does.
         chain: reads the rows of a piece of a lane elsewhere and works on them there, in place of `fetch` and what comes
             first after it; None where this process reads.
         pack, shuffle: operators with an accumulator per lane.
@@ -198,6 +199,7 @@ class Plan:
     fetch: Fetcher
     tokenize: DocumentWorker
     fetch_apart: bool
+    pack_apart: bool
     pack: PackFlat
     shuffle: Shuffle | None
     pad_token: int

@@ -253,10 +253,9 @@ def compile_pipeline(
     )
     stateful = operators.stateful
     before, after, types = _around_stateful(inputs) if stateful else ([], inputs.chains, [])
-    workers = {
-        "tokenize": next((op.parallelism for op in operators.encode if op.parallelism), default_workers()),
-        "pack": options.pack_parallelism or operators.pack.parallelism or 1,
-    }
+    workers = {"tokenize": next((op.parallelism for op in operators.encode if op.parallelism), default_workers())}
+    if packers := options.pack_parallelism or operators.pack.parallelism:
+        workers["pack"] = packers
     remote = any(dataset.remote for dataset in datasets)
     if options.fetch_parallelism or remote:
         workers["fetch"] = options.fetch_parallelism or _REMOTE_FETCHERS
@@ -278,6 +277,7 @@ def compile_pipeline(
         ),
         tokenize=worker(after),
         fetch_apart="fetch" in workers,
+        pack_apart="pack" in workers,
         pack=operators.pack,
         shuffle=operators.shuffle,
         pad_token=special[1] or 0,

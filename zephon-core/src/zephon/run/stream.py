@@ -215,12 +215,12 @@ class BatchStream:
         """The next microbatch, or None at the end of the data."""
         parts: list[RecordBlock] = []
         places: list[tuple[int, int]] = []  # (first, count) of the records, as `sequence_numbers` takes them
+        counts: list[np.ndarray] = []  # of tokens by dataset
         missing = self._microbatch
-        tokens = np.zeros_like(self._given)
         while missing:
             self._leave_out()
             room = self._room(missing)
-            pulled, tokens_pulled = self._pull(room)
+            pulled, counted = self._pull(room)
             got = sum(map(len, pulled))
             if self._aligned and got < room:
                 assert self._plan.finite
@@ -229,7 +229,7 @@ class BatchStream:
             if not got:
                 break
             parts += pulled
-            tokens += tokens_pulled
+            counts += counted
             places.append((self._reached, got))
             self._reached += got
             missing -= got
@@ -238,6 +238,7 @@ class BatchStream:
             self._left_records = self._microbatch - missing
             return None
         numbers = partial(_numbers, self._topology, places)
+        tokens = counts[0] if len(counts) == 1 else sum(counts, np.zeros_like(self._given))
         return SampleBatch(RecordBlock.concat(parts), numbers, self._info, tokens)
 
     def _room(self, wanted: int) -> int:
@@ -260,16 +261,16 @@ class BatchStream:
                     self._reached += sum(map(len, dropped))
                 self._reached = last
 
-    def _pull(self, wanted: int) -> tuple[list[RecordBlock], np.ndarray]:
-        """Up to `wanted` records, fewer only at the end, and their tokens by dataset."""
-        parts, tokens = [], np.zeros_like(self._given)
+    def _pull(self, wanted: int) -> tuple[list[RecordBlock], list[np.ndarray]]:
+        """Up to `wanted` records, fewer only at the end, in parts, and the tokens by dataset of each."""
+        parts, counts = list[RecordBlock](), list[np.ndarray]()
         while wanted and self._fetch():
             assert self._held is not None
             start, self._at = self._at, min(len(self._held), self._at + wanted)
             parts.append(self._held.slice(start, self._at))
-            tokens += self._tokens_before[self._at] - self._tokens_before[start]
+            counts.append(self._tokens_before[self._at] - self._tokens_before[start])
             wanted -= self._at - start
-        return parts, tokens
+        return parts, counts
 
     def _fetch(self) -> bool:
         """Whether there is a record, waiting for the engine if need be."""
