@@ -125,6 +125,11 @@ def demo_data(place: Place) -> None:
         tokenizer(".zephon/demo/tokenizer")(place)
 
 
+def without_data(place: Place) -> None:
+    """Takes the small files away, in whose place `make demo` builds its corpus."""
+    shutil.rmtree(place.folder / ".zephon")
+
+
 def pipelines(**names: str) -> Act:
     """A source, and by name the pipelines that methods make of `Pipeline(source)`."""
 
@@ -455,9 +460,9 @@ def _command(place: Place) -> None:
     data("web", "code", rows=400)(place)
     tokenizer("T")(place)
     (place.folder / "data/web").rename(place.folder / "PATH")
-    (place.folder / "RECIPE").write_text(f"canonical_replicas = 64\n{SOURCES.replace('data/web', 'PATH')}")
+    recipe(f"canonical_replicas = 64\n{SOURCES.replace('data/web', 'PATH')}")(place)
     sizes = "--tokenizer T --seq-len 2048 --global-batch 64 --microbatch-size 8 --steps 18"
-    place.shell(f"zephon stream RECIPE {sizes} --ledger DIR --checkpoint out/checkpoint/step-1000")
+    place.shell(f"zephon stream recipe.toml {sizes} --ledger DIR --checkpoint out/checkpoint/step-1000")
     (place.folder / "LEDGER").symlink_to("DIR")
 
 
@@ -482,7 +487,8 @@ def _launched(place: Place) -> None:
 
 
 def _helped(place: Place) -> None:
-    assert place.output.count("--zephon-data-config") == 3
+    """Each of the three programs has printed the options of Zephon's group."""
+    assert place.output.count("\nzephon:\n") == 3
 
 
 def _multi_modal_tokenizer(folder: Path) -> Any:
@@ -534,8 +540,11 @@ def _vlm_batch(place: Place) -> None:
 
 
 MEGATRON_BEFORE = """
+import os
 import sys
 
+# As torchrun does, for one process.
+os.environ.update(RANK="0", LOCAL_RANK="0", WORLD_SIZE="1", MASTER_ADDR="localhost", MASTER_PORT="0")
 sys.argv += '''--zephon-data-config recipes/pretrain.toml --tokenizer-model .zephon/demo/tokenizer --num-layers 2
     --hidden-size 64 --num-attention-heads 4 --seq-length 256 --max-position-embeddings 256 --attention-dropout 0
     --hidden-dropout 0 --micro-batch-size 2 --global-batch-size 16 --train-iters 2 --lr 1e-3 --log-interval 1
@@ -759,7 +768,14 @@ SNIPPETS = [
         put={"120_000": "120", "5_000, 5_200": "500, 520"},
         why="as many steps are read",
     ),
-    Snippet("README.md", "zephon inspect PATH", given=_command, deep=True),
+    Snippet(
+        "README.md",
+        "zephon inspect PATH",
+        given=_command,
+        put={"RECIPE": "recipe.toml"},
+        why="which files are recipes is told by their endings",
+        deep=True,
+    ),
     Snippet("README.md", "from torchtitan_zephon", given=_titan_config, then=titan_batch()),
     Snippet("README.md", "make demo\nexport ZEPHON_RECIPE", then=resumed(), deep=True),
     Snippet(
@@ -813,7 +829,7 @@ SNIPPETS = [
         then=titan_batch(),
     ),
     Snippet("torchtitan-zephon/README.md", "git clone", put=CLONED, why=SHARED, test=PACKAGES),
-    Snippet("torchtitan-zephon/README.md", "make demo", then=resumed(), deep=True),
+    Snippet("torchtitan-zephon/README.md", "make demo", given=without_data, then=resumed(), deep=True),
     Snippet(
         "torchtitan-zephon/README.md",
         "# my_configs.py",
