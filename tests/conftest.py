@@ -99,12 +99,13 @@ def s3_session() -> Iterator[Amazon]:
 
 @pytest.fixture
 def s3(s3_session: Amazon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Amazon]:
-    """The S3 server, named in the environment, its account empty and nothing spoilt."""
+    """The S3 server, named in the environment, nothing counted or spoilt; what a test writes goes with it."""
     for key, value in s3_session.environment.items():
         monkeypatch.setenv(key, value)
     s3_session.server.fault = None
     s3_session.server.forget()
-    yield s3_session
+    with s3_session.scope():
+        yield s3_session
     s3_session.server.fault = None
 
 

@@ -54,7 +54,7 @@ def corpus(tmp_path_factory, s3_session) -> SimpleNamespace:
     for shard in range(2):
         lines = [json.dumps({"content": f"def f{n}():\n    return {n * shard}\n" * 9}) + "\n" for n in range(300)]
         (root / f"code/data/train-{shard}.jsonl.gz").write_bytes(gzip.compress("".join(lines).encode(), mtime=0))
-    s3_session.upload(root / "web", "web")
+    s3_session.upload(root / "web", "recipe/web")
     files = {f"data/{path.name}": path.read_bytes() for path in (root / "code/data").iterdir()}
     return SimpleNamespace(root=root, code=files)
 
@@ -66,7 +66,7 @@ def stored(corpus, s3, hub: Hub, tmp_path) -> SimpleNamespace:
     commit = hub.repositories["org/code"].commit({**corpus.code, "README.md": b"Code."})
     local, remote = tmp_path / "local.toml", tmp_path / "remote.toml"
     local.write_text(RECIPE.format(web=corpus.root / "web", code=corpus.root / "code"))
-    remote.write_text(RECIPE.format(web="s3://corpus/web", code="hf://org/code/train"))
+    remote.write_text(RECIPE.format(web="s3://corpus/recipe/web", code="hf://org/code/train"))
     return SimpleNamespace(local=local, remote=remote, s3=s3, hub=hub, commit=commit, corpus=corpus)
 
 
@@ -155,8 +155,8 @@ def test_ranks_of_a_node_list_once_and_share_every_download(stored, tiny_tokeniz
     assert sum("/tree/" in line.path for line in stored.hub.server.log) == 1
     # Column chunks leave the store once for both ranks; the end of each file twice, for the index and for a reader.
     columns = column_bytes(stored.corpus.root / "web")
-    sizes = {f"/corpus/web/{path.name}": path.stat().st_size for path in (stored.corpus.root / "web").iterdir()}
-    served = stored.s3.server.data("web")
+    sizes = {f"/corpus/recipe/web/{path.name}": path.stat().st_size for path in (stored.corpus.root / "web").iterdir()}
+    served = stored.s3.server.data("recipe/web")
     ends = [line for line in served if line.range[1] == sizes[line.path]]
     assert sum(line.sent for line in served) - sum(line.sent for line in ends) <= 1.1 * columns
     assert len(ends) <= 2 * len(sizes)

@@ -3,6 +3,8 @@ real APIs."""
 
 import hashlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from email.utils import formatdate
 from pathlib import Path
 from xml.sax.saxutils import escape
@@ -40,6 +42,16 @@ class Bucket:
     def delete(self, key: str) -> None:
         with self._lock:
             del self._objects[key]
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """What is written within is undone at the end."""
+        before = dict(self._objects)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._objects = before
 
     def _route(self, request: Request) -> Response:
         bucket, _, key = request.path.lstrip("/").partition("/")
