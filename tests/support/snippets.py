@@ -26,6 +26,7 @@ AUTOMODEL, DEEPSPEED, PACKAGES, RAY, REGISTRY = (
 )
 WORDS = "some words go on and on. "
 SOURCES = "".join(f'[[sources]]\nname = "{name}"\npath = "data/{name}"\n' for name in ("web", "code"))
+CAPTIONS = '[[sources]]\nname = "captions"\npath = "data/cc12m/*.tar"\ndocuments = "images"\n'
 
 
 # What blocks take for granted
@@ -97,6 +98,11 @@ def image_data(place: Place) -> None:
 
 def recipe(text: str = f"canonical_replicas = 8\n{SOURCES}", name: str = "recipe.toml") -> Act:
     return lambda place: (place.folder / name).write_text(text, encoding="utf-8")
+
+
+def usual(*tokenizers: str) -> Act:
+    """Two sources, recipe.toml of both, and tokenizers."""
+    return all_of(data("web", "code"), recipe(), tokenizer(*tokenizers))
 
 
 def project(place: Place) -> None:
@@ -261,9 +267,7 @@ def _completes(place: Place) -> None:
 
 
 def _hub(place: Place) -> None:
-    data("web", "code")(place)
-    tokenizer("gpt2", "T")(place)
-    recipe()(place)
+    usual("gpt2", "T")(place)
     rows = (json.dumps({"text": f"page {n} " + WORDS * 9, "url": f"u{n}"}) + "\n" for n in range(90))
     from support.servers.hub import Repository
 
@@ -280,9 +284,7 @@ def _hub(place: Place) -> None:
 def _hugging_face(place: Place) -> None:
     from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, TrainingArguments
 
-    data("web", "code")(place)
-    recipe()(place)
-    tokenizer("tokenizer")(place)
+    usual("tokenizer")(place)
     sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4}
     place.setenv("CUDA_VISIBLE_DEVICES", "")
     place.names |= {
@@ -301,9 +303,7 @@ def _lightning(place: Place) -> None:
 
     from examples.train_lightning import Module
 
-    data("web", "code")(place)
-    recipe()(place)
-    tokenizer("gpt2")(place)
+    usual("gpt2")(place)
     place.names["model"] = Module("gpt2")
     quiet = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
     place.names["Trainer"] = lambda **more: Trainer(**quiet, **more)
@@ -314,9 +314,7 @@ def _lightning_steps(place: Place) -> None:
 
 
 def _pytorch(place: Place) -> None:
-    data("web", "code")(place)
-    recipe()(place)
-    tokenizer("gpt2")(place)
+    usual("gpt2")(place)
     place.names["steps"] = 3
 
 
@@ -363,9 +361,7 @@ def _taken_over(place: Place) -> None:
 
 
 def _ledgers(place: Place) -> None:
-    data("web", "code")(place)
-    tokenizer("T")(place)
-    recipe()(place)
+    usual("T")(place)
     sizes = "--tokenizer T --seq-len 2048 --global-batch 16 --microbatch-size 4 --steps 3"
     for folder in ("out", "other"):
         place.shell(f"zephon stream recipe.toml {sizes} --ledger {folder}/ledger")
@@ -477,8 +473,7 @@ def _titan_config(place: Place) -> None:
 
 def _titan_images(place: Place) -> None:
     image_data(place)
-    text = '[[sources]]\nname = "captions"\npath = "data/cc12m/*.tar"\ndocuments = "images"\n'
-    recipe(f"max_images = 2\n{text}")(place)
+    recipe(f"max_images = 2\n{CAPTIONS}")(place)
 
 
 def _launched(place: Place) -> None:
@@ -529,8 +524,7 @@ def _blended(place: Place) -> None:
 def _vlm(place: Place) -> None:
     image_data(place)
     shutil.copytree(place.folder / "my-tokenizer", place.folder / "path/to/tokenizer")
-    text = '[[sources]]\nname = "captions"\npath = "data/cc12m/*.tar"\ndocuments = "images"\n'
-    recipe(f"canonical_replicas = 1\nmax_documents_per_record = 2\n{text}")(place)
+    recipe(f"canonical_replicas = 1\nmax_documents_per_record = 2\n{CAPTIONS}")(place)
 
 
 def _vlm_batch(place: Place) -> None:
@@ -581,6 +575,19 @@ OF_AN_INDEX = "no index has the packages yet, and torch is large"
 def of_make(target: str) -> str:
     """The command of a target, without setting up."""
     return f"$(make --silent --dry-run {target} | tail -n 1)"
+
+
+def tests_of(page: str) -> Snippet:
+    """The block that runs the tests of an integration."""
+    return Snippet(
+        page,
+        ".venv/bin/python -m pytest",
+        given=project,
+        then=prints("tests collected"),
+        put={"-m pytest": "-m pytest --collect-only -q"},
+        why="tests run these tests already",
+        deep=True,
+    )
 
 
 SNIPPETS = [
@@ -813,15 +820,7 @@ SNIPPETS = [
     ),
     Snippet("megatron-zephon/README.md", "python -m megatron_zephon.blend", given=_indexed, then=_blended),
     Snippet("megatron-zephon/README.md", "from megatron_zephon.vlm", given=_vlm, then=_vlm_batch),
-    Snippet(
-        "megatron-zephon/README.md",
-        ".venv/bin/python -m pytest",
-        given=project,
-        then=prints("tests collected"),
-        put={"-m pytest": "-m pytest --collect-only -q"},
-        why="tests run these tests already",
-        deep=True,
-    ),
+    tests_of("megatron-zephon/README.md"),
     Snippet(
         "torchtitan-zephon/README.md",
         "from torchtitan_zephon import ZephonDataLoader\n",
@@ -833,7 +832,7 @@ SNIPPETS = [
     Snippet(
         "torchtitan-zephon/README.md",
         "# my_configs.py",
-        given=all_of(data("web", "code"), tokenizer("tokenizer"), recipe()),
+        given=usual("tokenizer"),
         then=_my_config,
     ),
     Snippet("torchtitan-zephon/README.md", "from torchtitan_zephon import Source", then=titan_batch()),
@@ -848,15 +847,7 @@ SNIPPETS = [
         "config.validator.dataloader",
         then=titan_batch("validator.dataloader"),
     ),
-    Snippet(
-        "torchtitan-zephon/README.md",
-        ".venv/bin/python -m pytest",
-        given=project,
-        then=prints("tests collected"),
-        put={"-m pytest": "-m pytest --collect-only -q"},
-        why="tests run these tests already",
-        deep=True,
-    ),
+    tests_of("torchtitan-zephon/README.md"),
     Snippet(
         "zephon-core/README.md",
         "pip install",

@@ -63,7 +63,7 @@ class Shuffler:
 
     def push(self, block: RecordBlock, origins: np.ndarray, fresh: bool = False) -> list[Ordered]:
         """Take records; gives one job for all buffers that they fill."""
-        jobs = [self._emit(self._held)] if fresh and self._held else []
+        jobs = [self._emit(self._held, [self._origin])] if fresh and self._held else []
         missing = self._size - self._held
         if len(block) >= missing:
             first, used = len(block) - (len(block) - missing) % self._size, self._held
@@ -82,20 +82,20 @@ class Shuffler:
 
     def flush(self) -> list[Ordered]:
         """Give out an incomplete buffer; the next window starts."""
-        jobs = [self._emit(self._held)] if self._held else []
+        jobs = [self._emit(self._held, [self._origin])] if self._held else []
         self._window += 1
         self._buffer = 0
         return jobs
 
-    def _emit(self, size: int, begins: Sequence[np.ndarray] | None = None) -> Ordered:
-        """The records held, which are buffers of `size` that begin at these origins; by default one."""
+    def _emit(self, size: int, origins: Sequence[np.ndarray]) -> Ordered:
+        """The records held, which are buffers of `size` that begin at these origins."""
         parts, count = self._parts, self._held
         numbers = range(self._buffer, self._buffer + count // size)
         made = Ordered(
             run=partial(self._shuffled, parts, [mix_key(self._key, self._window, n) for n in numbers], size),
             nbytes=count * parts[0].tokens.shape[1] * 4,
             records=count,
-            begins=_begins(range(0, count, size), numbers, [self._origin] if begins is None else begins),
+            begins=_begins(range(0, count, size), numbers, origins),
         )
         self._parts, self._held = [], 0
         self._buffer = numbers.stop

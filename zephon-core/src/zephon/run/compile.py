@@ -144,8 +144,9 @@ class Compiled:
         on_fault: Callable[[int, int, RowFault], None] | None = None,
     ) -> Engine | IsolatedEngine:
         """A fresh engine with its lanes at `starts`; see `EngineSetup`."""
-        o, ready = self.options, (self.operators.batch.microbatch_size, self.ready_records)
-        setup = EngineSetup(self.plan, o.runner, o.ray, self.workers, starts, passed, *ready, on_window, on_fault)
+        options, batch = self.options, self.operators.batch.microbatch_size
+        workers = options.runner, options.ray, self.workers
+        setup = EngineSetup(self.plan, *workers, starts, passed, batch, self.ready_records, on_window, on_fault)
         return IsolatedEngine(setup) if self.options.isolate else start_engine(setup)
 
     def state(
